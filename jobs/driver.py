@@ -1,0 +1,162 @@
+"""Runs a job to its end: what is missing is computed, counted and reported."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sensitivity.commits import Commit, Failure, missing, read_commits
+from sensitivity.job import Job
+from sensitivity.plan import Setting, Workers, place
+from sensitivity.series import survey
+from sensitivity.store import Run
+
+from .ledger import Ledger
+from .prepare import prepare
+from .progress import progress
+from .resources import Resources, local, quiet
+
+
+@dataclass(frozen=True)
+class How:
+    """Where shards are computed: in this process, on Ray at `address`, or on a Ray of our own."""
+
+    address: str | None = None
+    serial: bool = False
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What one call did. computed: windows; rate: windows a second once workers were up."""
+
+    run: Run
+    already: int
+    committed: int
+    failed: tuple[Failure, ...]
+    shards: int
+    computed: int
+    rate: float
+    interrupted: bool
+
+    @property
+    def complete(self) -> bool:
+        return self.already + self.committed == self.shards
+
+
+def run_job(job: Job, how: How) -> Summary:
+    """Run a job, or what is missing of it. Raises `Refused` before anything is written."""
+    with _resources(how) as resources:
+        prepared = prepare(job, resources)
+        run = prepared.open_or_create()
+        return _finish(run, prepared.plan.setting, prepared.plan.workers, how)
+
+
+def resume(path: Path, how: How) -> Summary:
+    """Finish a run from its own directory."""
+    run = Run.open(path)
+    run.require_series(survey(run.series))
+    with _resources(how) as resources:
+        with quiet():
+            found = resources or local()
+        return _finish(run, run.setting, place(run.job, found.cpus, found.gpus, found.memory), how)
+
+
+@contextlib.contextmanager
+def _resources(how: How) -> Iterator[Resources | None]:
+    """The resources of the cluster asked for; None: this machine's, where Ray is started once it is needed."""
+    if how.address is None or how.serial:
+        yield None
+        return
+    from .ray_runner import session
+
+    with session(how.address) as resources:
+        yield resources
+
+
+def _finish(run: Run, setting: Setting, workers: Workers, how: How) -> Summary:
+    done = read_commits(run)
+    todo = missing(run, done)
+    total = run.layout.shard_count
+    say(f"{total - len(todo):,} of {total:,} shards are committed, {len(todo):,} to compute")
+    commits: list[Commit] = []
+    failures: list[Failure] = []
+    interrupted = False
+    if todo:
+        already = sum(record.stop - record.start for record in done.values())
+        with (
+            _interruptible(),
+            progress(run.layout.windows, already) as advance,
+            contextlib.closing(_outcomes(run, Ledger(todo), setting, workers, how)) as outcomes,
+        ):
+            try:
+                for outcome in outcomes:
+                    (commits if isinstance(outcome, Commit) else failures).append(outcome)
+                    if isinstance(outcome, Commit):
+                        advance(outcome.stop - outcome.start, outcome.started)
+            except KeyboardInterrupt:
+                interrupted = True
+    return _summary(run, len(done), commits, failures, interrupted)
+
+
+def _outcomes(run: Run, ledger: Ledger, setting: Setting, workers: Workers, how: How) -> Iterator[Commit | Failure]:
+    if how.serial:
+        from .serial import run_serial
+
+        yield from run_serial(run, ledger, setting, workers)
+        return
+    from .ray_runner import run_on_ray, session
+
+    with session(how.address, workers.count * workers.cpus):
+        yield from run_on_ray(run, ledger, setting, workers)
+
+
+def _summary(run: Run, already: int, commits: list[Commit], failures: list[Failure], interrupted: bool) -> Summary:
+    return Summary(
+        run=run,
+        already=already,
+        committed=len(commits),
+        failed=tuple(failures),
+        shards=run.layout.shard_count,
+        computed=sum(record.computed for record in commits),
+        rate=throughput(commits),
+        interrupted=interrupted,
+    )
+
+
+def throughput(commits: Iterable[Commit]) -> float:
+    """Windows a second: the sum over workers of each one's own, from its first shard's start to its last commit."""
+    workers: dict[tuple[str, int], list[Commit]] = {}
+    for record in commits:
+        workers.setdefault((record.host, record.pid), []).append(record)
+    rates = (
+        sum(c.computed for c in own) / max(max(c.finished for c in own) - min(c.started for c in own), 1e-9)
+        for own in workers.values()
+    )
+    return sum(rates)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM stops a run as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def say(text: str) -> None:
+    """Messages go to stderr; stdout is for results."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,66 @@
+"""Which shards wait, and how often each was tried. Every runner takes its work from here."""
+
+from __future__ import annotations
+
+import socket
+import traceback
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sensitivity.commits import Failure
+from sensitivity.plan import Shard
+
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The `number`-th try at a shard, counted from 1."""
+
+    shard: Shard
+    number: int
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why an attempt failed, as a small record that travels from worker to driver."""
+
+    reason: str
+    traceback: str
+    host: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Trouble:
+        text = "".join(traceback.format_exception(error))
+        reason = f"{type(error).__name__}: {error}".strip()
+        return cls(reason[:2000], text[-8000:], socket.gethostname())
+
+
+class Ledger:
+    """Shards in order; those that failed again at the end, until their attempts are used up."""
+
+    def __init__(self, shards: Iterable[Shard], attempts: int = ATTEMPTS) -> None:
+        self._waiting = deque(Attempt(shard, 1) for shard in shards)
+        self._attempts = attempts
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(self) -> Attempt | None:
+        """The next attempt, or None while nothing waits."""
+        return self._waiting.popleft() if self._waiting else None
+
+    def give_back(self, attempt: Attempt) -> None:
+        """An attempt that never began, or ended through no fault of its shard: it does not count."""
+        self._waiting.appendleft(attempt)
+
+    def fail(self, attempt: Attempt, trouble: Trouble) -> Failure | None:
+        """Count a failed attempt: None while the shard will be tried again, else why it is given up."""
+        if attempt.number < self._attempts:
+            self._waiting.append(Attempt(attempt.shard, attempt.number + 1))
+            return None
+        shard = attempt.shard
+        return Failure(
+            shard.index, shard.start, shard.stop, attempt.number, trouble.reason, trouble.traceback, trouble.host
+        )

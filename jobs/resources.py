@@ -1,0 +1,50 @@
+"""What there is to run on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sensitivity import machine
+
+MEMORY_SHARE = 0.8  # of what is there: Ray's own monitor kills workers beyond 0.95 of a node
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Cores, GPUs and bytes of memory that workers may have, all together."""
+
+    cpus: int
+    gpus: int
+    memory: int
+
+
+def local() -> Resources:
+    """This machine's, GPUs as TensorFlow sees them."""
+    import tensorflow as tf
+
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    return Resources(machine.cores(), gpus, int(machine.available_memory() * MEMORY_SHARE))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep from the terminal what TensorFlow's C++ says on starting up, unless something goes wrong."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(kept, said.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

@@ -1,0 +1,27 @@
+"""One worker in this process, without Ray: the oracle that every other runner must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sensitivity.commits import Commit, Failure, record_failure
+from sensitivity.plan import Setting, Workers
+from sensitivity.store import Run
+from sensitivity.tuning import use_threads
+from sensitivity.worker import Worker
+
+from .ledger import Ledger, Trouble
+
+
+def run_serial(run: Run, ledger: Ledger, setting: Setting, workers: Workers) -> Iterator[Commit | Failure]:
+    """Compute every shard of the ledger, one after another; yields what became of each."""
+    use_threads(workers.cpus, gpu=workers.gpus > 0)
+    worker = Worker(run.path, setting)
+    while (attempt := ledger.take()) is not None:
+        try:
+            yield worker.compute(attempt.shard, attempt.number)
+        except Exception as error:
+            failure = ledger.fail(attempt, Trouble.of(error))
+            if failure is not None:
+                record_failure(run, failure)
+                yield failure

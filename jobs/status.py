@@ -1,0 +1,59 @@
+"""Where a run stands, from its records alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sensitivity.commits import Commit, read_commits, read_failures
+from sensitivity.plan import human_bytes
+from sensitivity.store import Run
+
+FAILURES_SHOWN = 20
+
+
+def report(run: Run) -> str:
+    commits, failures = read_commits(run), read_failures(run)
+    failures = {index: failure for index, failure in failures.items() if index not in commits}
+    layout = run.layout
+    done = sum(record.stop - record.start for record in commits.values())
+    waiting = layout.shard_count - len(commits) - len(failures)
+    lines = [
+        ("run", str(run.path)),
+        ("shards", f"{len(commits):,} done, {len(failures):,} failed, {waiting:,} missing, of {layout.shard_count:,}"),
+        ("windows", f"{done:,} of {layout.windows:,} committed, {run.skipped:,} skipped for gaps in the series"),
+    ]
+    if commits:
+        lines += _from_records(list(commits.values()))
+    lines += [("failed", _failure(failure)) for failure in list(failures.values())[:FAILURES_SHOWN]]
+    if len(failures) > FAILURES_SHOWN:
+        lines.append(("", f"and {len(failures) - FAILURES_SHOWN:,} more, in {run.path / 'failures'}"))
+    if len(commits) < layout.shard_count:
+        lines.append(("to go on", f"sensitivity resume {run.path}"))
+    return "\n".join(f"{name:10} {value}" for name, value in lines)
+
+
+def _from_records(records: list[Commit]) -> list[tuple[str, str]]:
+    computed, seconds = sum(r.computed for r in records), sum(r.seconds for r in records)
+    workers = {(r.host, r.pid) for r in records}
+    attempts = Counter(r.attempt for r in records)
+    settings = Counter(
+        (r.setting["kernel"], r.setting["windows_per_call"], r.setting["xla"], tuple(r.setting["lost"])) for r in records
+    )
+    lines = [
+        ("throughput", f"{computed / seconds if seconds else 0:,.0f} windows/s a worker, {len(workers)} workers so far"),
+        ("attempts", ", ".join(f"{count:,} shards at attempt {number}" for number, count in sorted(attempts.items()))),
+        ("memory", f"{human_bytes(max(r.peak_memory for r in records))} at most in one worker"),
+    ]
+    for (kernel, size, xla, lost), count in settings.most_common():
+        text = f"{kernel}, {size:,} windows a call, {'XLA' if xla else 'no XLA'}: {count:,} shards"
+        lines += [("setting", text), *(("", f"lost: {what}") for what in lost)]
+    not_finite = sum(r.not_finite for r in records)
+    if not_finite:
+        shards = [r.shard for r in records if r.not_finite]
+        lines.append(("not finite", f"{not_finite:,} derivatives are NaN or infinite, in {len(shards):,} shards from {shards[0]}"))
+    return lines
+
+
+def _failure(failure) -> str:
+    reason = failure.reason.partition("\n")[0]
+    return f"shard {failure.shard} (windows {failure.start}–{failure.stop - 1}), {failure.attempts} attempts on {failure.host}: {reason}"

@@ -1,0 +1,32 @@
+"""Derivatives of a time-series model's every output by every input at every lag, for every window of a record.
+
+TensorFlow, Zarr and Dask are imported by what needs them, when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import plots, query
+    from .api import jacobian
+    from .errors import Refused
+    from .job import Job
+    from .query import open_run
+
+__all__ = ["Job", "Refused", "jacobian", "open_run", "plots", "query"]
+
+_HOMES = {"Job": "job", "Refused": "errors", "jacobian": "api", "open_run": "query"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    if name in __all__:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,197 @@
+"""Proofs on the model before a run: Jacobians of single windows exist, and the kernel computes them.
+
+`batch_jacobian` gives numbers for any model, and they mean nothing where the samples of a batch influence
+each other or where the model answers differently each time. `audit` refuses such a model with the layer's
+name, and then compares the kernel with an independent vector-Jacobian product and with a central
+difference in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from .errors import Refused
+from .model import Target, calls_wrapped, cast, leaf_layers
+
+SAMPLES = 5
+COUPLING_TOLERANCE = 1e-6
+VJP_TOLERANCE = 1e-4
+_STEP = 1e-5  # of a central difference in float64, in units of each input's spread
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Figures of one audit, each relative to the largest entry compared.
+
+    vjp_error: kernel against an eager vector-Jacobian product in the run's dtype.
+    difference_error: kernel against a central difference in float64; None where the model has no float64 twin.
+    A large one is reported, not refused: a model may replace its gradient on purpose.
+    """
+
+    vjp_error: float
+    difference_error: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def audit(target: Target, kernel: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], windows: np.ndarray) -> Audit:
+    """Audit `target` and `kernel` on a few real windows `(n, lag, feature)`, n ≥ 1. Raises `Refused`."""
+    samples = few(windows).reshape(-1, *target.facts.input_shape)
+    require_independent(target, samples)
+    prediction, jacobian = kernel(samples)
+    vector = np.random.default_rng(0).standard_normal(prediction.shape).astype(samples.dtype)
+    rows = jacobian.reshape(SAMPLES, target.facts.target_size, -1)
+    product = np.einsum("nr,nrs->ns", _flat(vector), rows)
+    vjp_error = _relative(product, _flat(_vjp(target, samples, vector)))
+    if not vjp_error <= VJP_TOLERANCE:
+        raise Refused(
+            "sensitivity.kernel",
+            given=f"a Jacobian that differs from an independent vector-Jacobian product by {vjp_error:.1e}",
+            allowed=f"{VJP_TOLERANCE:.0e} of the largest entry",
+            remedy="set sensitivity.experimental_use_pfor = false; a model whose gradients are not finite "
+            "on its own series has to be mended first",
+        )
+    return Audit(vjp_error, _difference_error(target, samples, vector, product))
+
+
+def few(windows: np.ndarray) -> np.ndarray:
+    """`SAMPLES` windows spread over those given, repeated with a little noise where there are fewer."""
+    picked = windows[np.linspace(0, len(windows) - 1, SAMPLES).round().astype(int)]
+    return np.ascontiguousarray(picked + 0.01 * _spread(picked) * _noise(picked.shape)).astype(windows.dtype)
+
+
+def require_independent(target: Target, samples: np.ndarray) -> None:
+    """Refuse a model that is stateful, that answers differently each time, or whose samples influence each other."""
+    require_stateless(target.model)
+    names, first = _outputs_by_layer(target, samples)
+    _, again = _outputs_by_layer(target, samples)
+    _require_same(names, first, again, slice(None), "answers differently each time it is called", _RANDOM)
+    for sample in (0, SAMPLES // 2):
+        moved = samples.copy()
+        moved[sample] += 3 * _spread(samples) * _noise(samples.shape[1:])
+        others = np.delete(np.arange(SAMPLES), sample)
+        _, disturbed = _outputs_by_layer(target, moved)
+        _require_same(names, first, disturbed, others, "lets the samples of a batch influence each other", _COUPLED)
+
+
+_RANDOM = "call dropout and noise layers without training=True"
+_COUPLED = (
+    "let the layer work on each sample alone: BatchNormalization without training=True, no reduction over the batch axis"
+)
+
+
+def require_stateless(model: keras.Model) -> None:
+    """Refuse a model with a layer that is built to remember earlier batches."""
+    for layer in leaf_layers(model):
+        if getattr(layer, "stateful", False):
+            raise _refused(layer.name, "keeps its state from one batch to the next", "build the layer with stateful=False")
+
+
+def _require_same(
+    names: list[str], one: list[np.ndarray], other: list[np.ndarray], rows: Any, what: str, remedy: str
+) -> None:
+    """Refuse when the model's output (the last entry) moved; name the first layer that put out something else."""
+    if not _moved(one[-1], other[-1], rows):
+        return
+    culprits = [name for name, a, b in zip(names, one, other, strict=False) if _moved(a, b, rows)]
+    raise _refused(culprits[0], what, remedy)
+
+
+def _moved(one: np.ndarray, other: np.ndarray, rows: Any) -> bool:
+    if one.shape != other.shape:
+        return True
+    if one.ndim == 0 or len(one) != SAMPLES or one.dtype.kind != "f":
+        return False
+    scale = max(float(np.nanmax(np.abs(one), initial=0.0)), np.finfo(np.float32).tiny)
+    return bool(np.nanmax(np.abs(one[rows] - other[rows]), initial=0.0) > COUPLING_TOLERANCE * scale)
+
+
+def _outputs_by_layer(target: Target, samples: np.ndarray) -> tuple[list[str], list[np.ndarray]]:
+    """Every layer's output in the order layers finish, innermost first, and the target itself last."""
+    names: list[str] = []
+    outputs: list[np.ndarray] = []
+
+    def wrap(layer: keras.Layer, call: Any) -> Any:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            for part in keras.tree.flatten(result):
+                if isinstance(part, tf.__internal__.EagerTensor):
+                    names.append(layer.name)
+                    outputs.append(part.numpy())
+            return result
+
+        return recorded
+
+    with calls_wrapped(leaf_layers(target.model), wrap):
+        final = target(tf.constant(samples)).numpy()
+    return [*names, target.model.name], [*outputs, final]
+
+
+def _refused(layer: str, what: str, remedy: str) -> Refused:
+    return Refused(
+        "model.path",
+        given=f"layer {layer!r} {what}",
+        allowed="models that map each window to its output alone, the same each time",
+        remedy=remedy,
+    )
+
+
+def _vjp(target: Target, samples: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """vectorᵀ · Jacobian by one plain eager gradient: another path through TensorFlow than any kernel's."""
+    windows = tf.constant(samples)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(windows)
+        prediction = target(windows)
+    zero = tf.UnconnectedGradients.ZERO
+    return tape.gradient(prediction, windows, output_gradients=tf.constant(vector), unconnected_gradients=zero).numpy()
+
+
+def _difference_error(target: Target, samples: np.ndarray, vector: np.ndarray, product: np.ndarray) -> float | None:
+    """vectorᵀ · Jacobian · direction against (f(x + h·direction) − f(x − h·direction)) / 2h in float64.
+
+    The median over samples: a kink of a ReLU between the two points spoils one sample, a wrong Jacobian all.
+    """
+    try:
+        twin = Target(cast(target.model, "float64"), target.facts, target.of)
+        direction = _spread(samples) * np.random.default_rng(1).standard_normal(samples.shape)
+        ahead, behind = (
+            twin(tf.constant(samples.astype(np.float64) + sign * _STEP * direction)).numpy() for sign in (1, -1)
+        )
+    except Exception:  # no float64 twin: a custom class, or an op without a float64 kernel
+        return None
+    expected = _flat((ahead - behind) * vector).sum(axis=1) / (2 * _STEP)
+    found = (product * _flat(direction)).sum(axis=1)
+    scale = float(np.abs(expected).max()) or 1.0
+    return float(np.median(np.abs(found - expected)) / scale)
+
+
+def _spread(samples: np.ndarray) -> np.ndarray:
+    """Each feature's standard deviation over the samples `(feature)`, 1 where it does not vary."""
+    axes = tuple(range(samples.ndim - 1))
+    std = samples.astype(np.float64).std(axis=axes)
+    return np.where(std > 0, std, 1.0)
+
+
+def _noise(shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(2).standard_normal(shape)
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    """`(sample, …)` → `(sample, all the rest)`."""
+    return array.reshape(len(array), -1)
+
+
+def _relative(found: np.ndarray, expected: np.ndarray) -> float:
+    """Largest difference by largest entry, over finite entries; infinite where one is finite and the other not."""
+    finite = np.isfinite(expected)
+    if (np.isfinite(found) != finite).any():
+        return float("inf")
+    scale = float(np.abs(expected[finite]).max(initial=0.0)) or 1.0
+    return float(np.abs(found[finite] - expected[finite]).max(initial=0.0) / scale)

@@ -1,0 +1,366 @@
+"""What the user asks for: the job file, parsed and validated before TensorFlow or Ray is imported."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+
+from .errors import Refused, RefusedTogether
+
+Auto = Literal["auto"]
+Positive = Annotated[int, Field(ge=1)]
+SERIES_FORMATS = (".csv", ".csv.gz", ".parquet", ".nc", ".zarr", ".npy")
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B\s*", re.IGNORECASE)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ModelSection(Section):
+    """`path`: a `.keras` file or `package.module:function` returning a keras.Model."""
+
+    path: str
+
+    @property
+    def is_function(self) -> bool:
+        return bool(_FUNCTION.fullmatch(self.path))
+
+
+class Scaling(Section):
+    """Subtracted and divided before the model sees a step, in the order of `features`."""
+
+    mean: Annotated[list[FiniteFloat], Field(min_length=1)]
+    std: Annotated[list[Annotated[FiniteFloat, Field(gt=0)]], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _same_length(self) -> Scaling:
+        if len(self.mean) != len(self.std):
+            raise Refused(
+                "series.scaling",
+                given=f"{len(self.mean)} values of mean, {len(self.std)} of std",
+                allowed="one mean and one std per feature",
+                remedy="add what is missing, in the order of series.features",
+            )
+        return self
+
+
+    def require(self, features: int) -> None:
+        """Refuse a scaling that does not have one mean and one std per feature."""
+        if len(self.mean) != features:
+            raise Refused(
+                "series.scaling",
+                given=f"{len(self.mean)} values for {features} features",
+                allowed="one mean and one std per feature",
+                remedy="give them in the order of series.features",
+            )
+
+
+class SeriesSection(Section):
+    path: str
+    time: str | None = None
+    features: Annotated[list[str], Field(min_length=1)] | None = None
+    scaling: Scaling | None = None
+
+    @model_validator(mode="after")
+    def _features_named_once(self) -> SeriesSection:
+        names = self.features or []
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise Refused(
+                "series.features",
+                given=f"{', '.join(twice)} more than once",
+                allowed="each column once",
+                remedy="take the repeated names out",
+            )
+        if self.time is not None and self.time in names:
+            raise Refused(
+                "series.features",
+                given=f"the time column {self.time!r} among them",
+                allowed="numeric columns that the model takes",
+                remedy="leave the time column out of features",
+            )
+        if names and self.scaling:
+            self.scaling.require(len(names))
+        return self
+
+
+class WindowsSection(Section):
+    length: Positive | None = None
+    stride: Positive = 1
+
+
+class SensitivitySection(Section):
+    """d(of) / d(wrt), and how to compute it."""
+
+    of: str = "output"
+    wrt: Literal["input"] = "input"
+    kernel: Literal["auto", "gradient", "batch_jacobian"] = "auto"
+    windows_per_call: Positive | Auto = "auto"
+    experimental_use_pfor: bool | Auto = "auto"
+    parallel_iterations: Positive | Auto = "auto"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SensitivitySection:
+        tape_knobs = {self.experimental_use_pfor, self.parallel_iterations} != {"auto"}
+        if self.kernel == "gradient" and tape_knobs:
+            raise Refused(
+                "sensitivity.kernel",
+                given='"gradient" together with experimental_use_pfor or parallel_iterations',
+                allowed="those two belong to batch_jacobian",
+                remedy='leave both out, or set kernel = "batch_jacobian"',
+            )
+        if self.experimental_use_pfor is True and self.parallel_iterations == 1:
+            raise Refused(
+                "sensitivity.parallel_iterations",
+                given="1 with experimental_use_pfor = true",
+                allowed="2 or more with pfor (a limit of TensorFlow's)",
+                remedy="raise it, or set experimental_use_pfor = false",
+            )
+        return self
+
+
+class RunSection(Section):
+    path: str
+    workers: Positive | Auto = "auto"
+    cpus_per_worker: Positive = 1
+    gpus_per_worker: Annotated[FiniteFloat, Field(ge=0)] | Auto = "auto"
+    memory_per_worker: str = "auto"
+    shard_windows: Positive | Auto = "auto"
+    dtype: Literal["float32", "float64"] = "float32"
+
+    @model_validator(mode="after")
+    def _possible(self) -> RunSection:
+        gpus = self.gpus_per_worker
+        if gpus != "auto" and gpus > 1 and gpus != int(gpus):
+            raise Refused(
+                "run.gpus_per_worker",
+                given=gpus,
+                allowed="a whole number, or a fraction below 1",
+                remedy="round it, or give a fraction below 1 to share a GPU",
+            )
+        if self.memory_per_worker != "auto":
+            parse_bytes(self.memory_per_worker, key="run.memory_per_worker")
+        return self
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """`memory_per_worker` in bytes, or None for auto."""
+        if self.memory_per_worker == "auto":
+            return None
+        return parse_bytes(self.memory_per_worker, key="run.memory_per_worker")
+
+
+class Job(Section):
+    """One job, with absolute paths. `directory` is where a model function's module is looked for first."""
+
+    model: ModelSection
+    series: SeriesSection
+    windows: WindowsSection = WindowsSection()
+    sensitivity: SensitivitySection = SensitivitySection()
+    run: RunSection
+    directory: str
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Job:
+        """Read and validate a job file; relative paths are relative to it.
+
+        Raises `Refused` (a ValueError) naming the key, what was given, what is allowed and what to do.
+        """
+        file = Path(path)
+        job = cls.parse(_read_toml(file), file.resolve().parent)
+        job.require_files()
+        return job
+
+    @classmethod
+    def parse(cls, content: dict[str, Any], directory: Path) -> Job:
+        """Validate the content of a job file without touching the files it names."""
+        unknown = set(content) - (set(cls.model_fields) - {"directory"})
+        try:
+            job = cls.model_validate({**content, "directory": str(directory)})
+        except ValidationError as error:
+            raise _refusals(error, content) from None
+        if unknown:  # "directory" is ours to fill, not a key of the file
+            raise _unknown_key("directory", content["directory"], list(cls.model_fields)[:-1])
+        return job._resolved(directory)
+
+    def _resolved(self, directory: Path) -> Job:
+        for key, path in (("model", self.model.path), ("series", self.series.path), ("run", self.run.path)):
+            if _URL.match(path):
+                raise Refused(
+                    f"{key}.path",
+                    given=path,
+                    allowed="a path on a file system that every worker can reach",
+                    remedy="mount or copy it there and give that path; object stores are not served yet",
+                )
+
+        def absolute(section: Any) -> Any:
+            return section.model_copy(update={"path": os.path.normpath(directory / Path(section.path).expanduser())})
+
+        return self.model_copy(
+            update={
+                "model": self.model if self.model.is_function else absolute(self.model),
+                "series": absolute(self.series),
+                "run": absolute(self.run),
+            }
+        )
+
+    def require_files(self) -> None:
+        """Refuse a model or series that is not there, or of a kind that is not served."""
+        if not self.model.is_function:
+            _require_model_file(Path(self.model.path))
+        _require_series_file(Path(self.series.path))
+        if Path(self.run.path).exists() and not Path(self.run.path).is_dir():
+            raise Refused(
+                "run.path",
+                given=self.run.path,
+                allowed="a directory, or a path where one can be made",
+                remedy="choose another path: a file is in the way",
+            )
+
+
+def parse_bytes(text: str, *, key: str = "memory") -> int:
+    """`"4GB"` → 4_000_000_000, `"512MiB"` → 536_870_912. Refuses anything else in the name of `key`."""
+    match = _SIZE.fullmatch(text)
+    size = 0
+    if match:
+        number, prefix, binary = match.groups()
+        size = int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
+    if size <= 0:
+        raise Refused(
+            key,
+            given=f"{text!r}",
+            allowed='a size with its unit, such as "4GB" or "512MiB"',
+            remedy="write a positive number followed by B, kB, MB, GB, TB, or KiB, MiB, GiB, TiB",
+        )
+    return size
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise Refused(
+            "job file", given=f"{file} ({reason})", allowed="a readable TOML file", remedy="check the path"
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise Refused(
+            "job file", given=f"{file}: {error}", allowed="valid TOML", remedy="mend the file at that line"
+        ) from error
+
+
+def _require_model_file(path: Path) -> None:
+    allowed = "a .keras file, or package.module:function returning a keras.Model"
+    if not path.exists():
+        raise Refused("model.path", given=f"{path} (no such file)", allowed=allowed, remedy="check the path")
+    if path.is_dir():
+        raise Refused(
+            "model.path",
+            given=f"{path} (a directory, perhaps a SavedModel)",
+            allowed=allowed,
+            remedy='SavedModels are not served yet: save the Keras model with model.save("model.keras")',
+        )
+    if path.suffix != ".keras":
+        raise Refused(
+            "model.path", given=path, allowed=allowed, remedy='load it in Keras and model.save("model.keras")'
+        )
+
+
+def _require_series_file(path: Path) -> None:
+    if not path.name.endswith(SERIES_FORMATS):
+        raise Refused(
+            "series.path",
+            given=path,
+            allowed=" ".join(SERIES_FORMATS),
+            remedy="convert the series to one of these formats",
+        )
+    if not path.exists():
+        raise Refused(
+            "series.path", given=f"{path} (no such file)", allowed="an existing series", remedy="check the path"
+        )
+
+
+# ---- pydantic's findings, in our words ------------------------------------------------------------
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a text in quotes",
+    "list_type": "a list",
+    "model_type": "a table",
+    "too_short": "at least one value",
+}
+
+
+def _refusals(error: ValidationError, content: dict[str, Any]) -> Refused:
+    """One refusal per key: the branches of a union are allowed values of the same key."""
+    keys: dict[str, list[Any]] = {}
+    for finding in error.errors():
+        keys.setdefault(_key(finding["loc"], content), []).append(finding)
+    refusals = [_refusal(key, findings) for key, findings in keys.items()]
+    return refusals[0] if len(refusals) == 1 else RefusedTogether(refusals)
+
+
+def _key(loc: tuple[int | str, ...], content: Any) -> str:
+    """The path of a finding as far as the file knows it; union branches add parts that are no keys."""
+    parts: list[str] = []
+    here = content
+    for part in loc:
+        if isinstance(here, dict):
+            parts.append(str(part))
+            here = here.get(part)
+        elif isinstance(here, list) and isinstance(part, int):
+            parts[-1] += f"[{part}]"
+            here = here[part]
+        else:
+            break
+    return ".".join(parts) or "job file"
+
+
+def _refusal(key: str, findings: list[Any]) -> Refused:
+    kind, given = findings[0]["type"], findings[0]["input"]
+    if kind == "missing":
+        return Refused(key, given="nothing", allowed="this key is needed", remedy=f"add {key} to the job file")
+    if kind == "extra_forbidden":
+        return _unknown_key(key, given, _keys_beside(key))
+    if kind == "value_error":
+        return findings[0]["ctx"]["error"]  # every validator here raises Refused
+    allowed = " or ".join(dict.fromkeys(_allowed(finding) for finding in findings))
+    return Refused(key, given=f"{given!r}", allowed=allowed, remedy=f"change {key} in the job file")
+
+
+def _allowed(finding: Any) -> str:
+    kind, context = finding["type"], finding.get("ctx", {})
+    if kind == "literal_error":
+        return context["expected"].replace("'", '"')
+    if kind == "greater_than_equal":
+        return f"{context['ge']} or more"
+    if kind == "greater_than":
+        return f"more than {context['gt']}"
+    return _EXPECTED.get(kind, finding["msg"])
+
+
+def _keys_beside(key: str) -> list[str]:
+    """The keys that the table holding `key` may have."""
+    table: Any = Job
+    for part in key.split(".")[:-1]:
+        annotation = table.model_fields[part].annotation
+        table = next(t for t in (annotation, *getattr(annotation, "__args__", ())) if hasattr(t, "model_fields"))
+    return [name for name in table.model_fields if name != "directory"]
+
+
+def _unknown_key(key: str, given: object, allowed: list[str]) -> Refused:
+    close = difflib.get_close_matches(key.rpartition(".")[2], allowed, n=1)
+    remedy = f"did you mean {close[0]!r}?" if close else "take it out of the job file"
+    return Refused(key, given=f"{given!r} (an unknown key)", allowed=", ".join(allowed), remedy=remedy)

@@ -1,0 +1,33 @@
+"""Any target: one vector-Jacobian product per output number, vectorised by pfor or looped over."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from ..model import CallFacts, Target
+from ..plan import Setting
+
+
+def why_not(facts: CallFacts) -> str | None:
+    return None
+
+
+def build(target: Target, setting: Setting):
+    facts = target.facts
+
+    def batch_jacobian(windows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        # A tape that serves fewer than all outputs at a time is used several times, so it must persist.
+        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+            tape.watch(windows)
+            prediction = target(windows)
+            rows = tf.reshape(prediction, (-1, facts.target_size))
+        jacobian = tape.batch_jacobian(
+            rows,
+            windows,
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            parallel_iterations=setting.parallel_iterations,
+            experimental_use_pfor=setting.experimental_use_pfor,
+        )
+        return prediction, tf.reshape(jacobian, (-1, *facts.target_shape, *facts.input_shape))
+
+    return batch_jacobian

@@ -1,0 +1,446 @@
+"""The trained model: loaded, cast, named and fingerprinted; what it maps windows to, in facts and as a function."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import math
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from .errors import Refused
+from .job import ModelSection, WindowsSection
+
+
+@dataclass(frozen=True)
+class CallFacts:
+    """What a kernel needs to know of one call of the model.
+
+    input_shape, target_shape: of one window and its target, without the batch axis, as the model has them.
+    parameters: number of weights. activations: numbers that a forward pass computes for one window.
+    recurrent: (steps, units) of each recurrent layer.
+    """
+
+    input_shape: tuple[int, ...]
+    target_shape: tuple[int, ...]
+    parameters: int
+    activations: int
+    recurrent: tuple[tuple[int, int], ...]
+    dtype: str
+
+    @property
+    def target_size(self) -> int:
+        """Numbers of output per window: the rows of its Jacobian."""
+        return math.prod(self.target_shape)
+
+    @property
+    def source_size(self) -> int:
+        """Numbers of input per window: the columns of its Jacobian."""
+        return math.prod(self.input_shape)
+
+    @property
+    def itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class ModelFacts(CallFacts):
+    """The same with names: input `(lag, feature)` or flat, target `(output_step, output)`; what a plan needs."""
+
+    length: int
+    features: int
+    output_steps: int
+    outputs: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> ModelFacts:
+        lists = {name: tuple(content[name]) for name in ("input_shape", "target_shape", "outputs")}
+        return cls(**{**content, **lists, "recurrent": tuple(map(tuple, content["recurrent"]))})
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is differentiated: `target(windows (batch, *input_shape)) -> (batch, *target_shape)`."""
+
+    model: keras.Model
+    facts: CallFacts
+    of: str = "output"
+
+    def __call__(self, windows: tf.Tensor) -> tf.Tensor:
+        # No `training=`: it would override what a model was built with, and hide it from the audit.
+        return _joined(_heads(self.model, self.model(windows), self.of))
+
+
+# ---- loading ---------------------------------------------------------------------------------------
+
+
+def load_model(section: ModelSection, directory: str, dtype: str = "float32") -> keras.Model:
+    """Load the job's model in `dtype`; `directory` is searched first for a function's module.
+
+    Raises `Refused` for a model that cannot be read, rebuilt or cast.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise Refused(
+            "KERAS_BACKEND", given=keras.backend.backend(), allowed="tensorflow", remedy="export KERAS_BACKEND=tensorflow"
+        )
+    model = _call_function(section.path, directory) if section.is_function else load_file(Path(section.path))
+    return cast(model, dtype)
+
+
+def load_file(path: Path) -> keras.Model:
+    _refuse_stored_code(path)
+    try:
+        return keras.models.load_model(path, compile=False, safe_mode=True)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0][:300]
+        raise Refused(
+            "model.path",
+            given=f"{path} ({type(error).__name__}: {reason})",
+            allowed="a .keras file that keras.models.load_model reads",
+            remedy='save it again with this Keras; with custom classes, give model.path = "package.module:function"',
+        ) from error
+
+
+def _refuse_stored_code(path: Path) -> None:
+    """A Lambda's code inside a file would run on loading; name it before Keras does."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            config = json.loads(archive.read("config.json"))
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise Refused(
+            "model.path",
+            given=f"{path} ({error})",
+            allowed="a .keras archive",
+            remedy='save the model again with model.save("model.keras")',
+        ) from error
+    stored = [node["config"]["name"] for node in _nodes(config) if _is_stored_lambda(node)]
+    if stored:
+        raise Refused(
+            "model.path",
+            given=f"{path}: layer {stored[0]!r} is a Lambda whose Python code is stored in the file",
+            allowed="models without stored code",
+            remedy='build the model in your own code and give model.path = "package.module:function"',
+        )
+
+
+def _is_stored_lambda(node: dict[str, Any]) -> bool:
+    function = node.get("config", {}).get("function") if node.get("class_name") == "Lambda" else None
+    return isinstance(function, dict) and function.get("class_name") == "__lambda__"
+
+
+def _nodes(config: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(config, dict):
+        yield config
+    for child in config.values() if isinstance(config, dict) else config if isinstance(config, list) else ():
+        yield from _nodes(child)
+
+
+def _call_function(path: str, directory: str) -> keras.Model:
+    module, _, name = path.partition(":")
+    allowed = "package.module:function, callable without arguments, returning a keras.Model"
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    try:
+        importlib.invalidate_caches()
+        model = getattr(importlib.import_module(module), name)()
+    except Exception as error:
+        raise Refused(
+            "model.path",
+            given=f"{path} ({type(error).__name__}: {error})",
+            allowed=allowed,
+            remedy=f"make `from {module} import {name}; {name}()` work in {directory}",
+        ) from error
+    if not isinstance(model, keras.Model):
+        raise Refused(
+            "model.path", given=f"{path}, which returns {type(model).__name__}", allowed=allowed, remedy="return the model"
+        )
+    return model
+
+
+def cast(model: keras.Model, dtype: str) -> keras.Model:
+    """The same model computing in `dtype`: itself where it already does, else rebuilt from its configuration."""
+    policies = {str(layer.dtype_policy.name) for layer in leaf_layers(model)}
+    if policies <= {dtype}:
+        return model
+    try:
+        config = keras.saving.serialize_keras_object(model)
+        config.pop("compile_config", None)
+        clone = keras.saving.deserialize_keras_object(_with_dtype(config, dtype), safe_mode=False)
+        clone.set_weights(model.get_weights())
+    except Exception as error:
+        raise Refused(
+            "run.dtype",
+            given=f"{dtype} for a model of {', '.join(sorted(policies))} that cannot be rebuilt ({error})",
+            allowed="the model's own dtype",
+            remedy=f"build the model in {dtype}, or give its classes get_config",
+        ) from error
+    return clone
+
+
+def _with_dtype(config: Any, dtype: str) -> Any:
+    if isinstance(config, list):
+        return [_with_dtype(item, dtype) for item in config]
+    if not isinstance(config, dict):
+        return config
+    if config.get("class_name") == "DTypePolicy":
+        return {**config, "config": {"name": dtype}}
+    return {
+        key: dtype if key == "dtype" and isinstance(value, str) and "float" in value else _with_dtype(value, dtype)
+        for key, value in config.items()
+    }
+
+
+def leaf_layers(model: keras.Model) -> list[keras.Layer]:
+    """The layers that compute, innermost, in the model's order."""
+    return [layer for layer in model._flatten_layers(include_self=False) if not isinstance(layer, keras.Model)]
+
+
+# ---- describing ------------------------------------------------------------------------------------
+
+
+def describe(
+    model: keras.Model, windows: WindowsSection, features: int, *, of: str = "output", dtype: str = "float32"
+) -> ModelFacts:
+    """The model's facts for windows of `features` columns. Raises `Refused` where model and windows disagree."""
+    declared = _declared_input(model)
+    length = _window_length(declared, windows, features)
+    flat = declared is not None and len(declared) == 1
+    call, heads = _run_once(model, (length * features,) if flat else (length, features), of, dtype)
+    shapes = {name: _steps_and_channels(head) for name, head in heads.items()}
+    outputs = tuple(label for name, (_, channels) in shapes.items() for label in _labels(name, channels))
+    steps = next(iter(shapes.values()))[0]
+    return ModelFacts(**vars(call), length=length, features=features, output_steps=steps, outputs=outputs)
+
+
+def describe_call(model: keras.Model, input_shape: tuple[int, ...], *, of: str, dtype: str) -> CallFacts:
+    """The facts of a call on `(batch, *input_shape)`, whatever its axes mean."""
+    return _run_once(model, input_shape, of, dtype)[0]
+
+
+def _run_once(model: keras.Model, shape: tuple[int, ...], of: str, dtype: str) -> tuple[CallFacts, dict[str, Any]]:
+    result, activations = _forward(model, np.zeros((2, *shape), dtype), shape)
+    heads = _heads(model, result, of)
+    facts = CallFacts(
+        input_shape=shape,
+        target_shape=tuple(_joined(heads).shape[1:]),
+        parameters=model.count_params(),
+        activations=activations,
+        recurrent=tuple(_recurrent(model, shape[0])),
+        dtype=dtype,
+    )
+    return facts, heads
+
+
+def _joined(heads: dict[str, tf.Tensor]) -> tf.Tensor:
+    """One head as it is; several as `(batch, output_step, output)`, one after another along `output`."""
+    if len(heads) == 1:
+        return next(iter(heads.values()))
+    shapes = {name: _steps_and_channels(head) for name, head in heads.items()}
+    if len({steps for steps, _ in shapes.values()}) > 1:
+        raise Refused(
+            "sensitivity.of",
+            given="all outputs, of different lengths: "
+            + ", ".join(f"{name} has {steps} steps" for name, (steps, _) in shapes.items()),
+            allowed="outputs with the same number of steps, or one of them",
+            remedy=f"set sensitivity.of to one of {', '.join(shapes)}",
+        )
+    return tf.concat([tf.reshape(head, (-1, *shapes[name])) for name, head in heads.items()], axis=-1)
+
+
+def _declared_input(model: keras.Model) -> tuple[int | None, ...] | None:
+    """The shape of one window as the model declares it; None where a subclassed model declares nothing."""
+    inputs = getattr(model, "inputs", None) or []
+    if len(inputs) > 1:
+        raise Refused(
+            "model.path",
+            given=f"a model with {len(inputs)} inputs",
+            allowed="a model with one input, the window",
+            remedy="wrap it in a model that holds the other inputs fixed",
+        )
+    if not inputs:
+        return None
+    shape = tuple(inputs[0].shape[1:])
+    if len(shape) not in (1, 2):
+        raise Refused(
+            "model.path",
+            given=f"an input of shape {('batch', *shape)}",
+            allowed="(batch, lag, feature), or (batch, lag × feature)",
+            remedy="wrap the model in one that takes (lag, feature) and reshapes",
+        )
+    return shape
+
+
+def _window_length(declared: tuple[int | None, ...] | None, windows: WindowsSection, features: int) -> int:
+    length = windows.length
+    if declared is None or (len(declared) == 2 and declared[0] is None):
+        _refuse_features(declared, features)
+        if length is None:
+            raise Refused(
+                "windows.length",
+                given="nothing, and the model takes windows of any length",
+                allowed="a whole number of steps",
+                remedy="set windows.length to the length the model was trained on",
+            )
+        return length
+    if len(declared) == 1:
+        return _flat_length(declared[0], length, features)
+    _refuse_features(declared, features)
+    if length not in (None, declared[0]):
+        raise Refused(
+            "windows.length", given=length, allowed=f"{declared[0]}, the model's input length", remedy="set it so, or drop it"
+        )
+    return int(declared[0] or 0)
+
+
+def _refuse_features(declared: tuple[int | None, ...] | None, features: int) -> None:
+    if declared is not None and declared[-1] not in (None, features):
+        raise Refused(
+            "series.features",
+            given=f"{features} features",
+            allowed=f"{declared[-1]}, as the model takes",
+            remedy="name the columns the model was trained on, in its order, as series.features",
+        )
+
+
+def _flat_length(size: int | None, length: int | None, features: int) -> int:
+    if length is None and features == 1 and size is not None:
+        return size
+    if length is None or (size is not None and length * features != size):
+        raise Refused(
+            "windows.length",
+            given=f"{length or 'nothing'} with {features} features",
+            allowed=f"length × features = {size}, the size of the model's flat input (oldest step first)",
+            remedy="set windows.length, and series.features to the columns the model was trained on",
+        )
+    return length
+
+
+def _forward(model: keras.Model, zeros: np.ndarray, shape: tuple[int, ...]) -> tuple[Any, int]:
+    """The output for two windows of zeros, and how many numbers each layer put out for one, all together."""
+    count = 0
+    layers = leaf_layers(model)
+
+    def counting(call: Any) -> Any:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            result = call(*args, **kwargs)
+            count += sum(int(np.prod(part.shape[1:])) for part in keras.tree.flatten(result) if part.shape)
+            return result
+
+        return counted
+
+    try:
+        with calls_wrapped(layers, lambda layer, call: counting(call)):
+            return model(tf.constant(zeros)), count
+    except Exception as error:
+        raise Refused(
+            "model.path",
+            given=f"a model that fails on windows of shape {shape} ({type(error).__name__}: {str(error)[:300]})",
+            allowed="a model that takes (batch, lag, feature)",
+            remedy="check windows.length and series.features against the model's training",
+        ) from error
+
+
+@contextlib.contextmanager
+def calls_wrapped(layers: list[keras.Layer], wrap: Callable[[keras.Layer, Any], Any]) -> Iterator[None]:
+    """Within, each layer's `call` is `wrap(layer, call)`; afterwards the layers are as before."""
+    try:
+        for layer in layers:  # past Keras' own __setattr__, which would track the function as state
+            object.__setattr__(layer, "call", wrap(layer, layer.call))
+        yield
+    finally:
+        for layer in layers:
+            layer.__dict__.pop("call", None)
+
+
+def _heads(model: keras.Model, result: Any, of: str) -> dict[str, Any]:
+    """Output name → tensor, those that `of` names: all for "output", else one."""
+    heads = keras.tree.flatten(result)
+    if isinstance(result, dict):
+        names = list(result)
+    else:
+        names = list(getattr(model, "output_names", None) or [])
+    if len(names) != len(heads) or len(set(names)) != len(names):
+        names = [f"output_{i}" for i in range(len(heads))]
+    named = dict(zip(names, heads, strict=True))
+    if of == "output":
+        return {"output": heads[0]} if len(heads) == 1 else named
+    if of in named:
+        return {of: named[of]}
+    raise Refused(
+        "sensitivity.of",
+        given=f"{of!r}",
+        allowed=f'"output" (all of {", ".join(names)}), or one of these',
+        remedy="set sensitivity.of to one of these",
+    )
+
+
+def _steps_and_channels(head: Any) -> tuple[int, int]:
+    shape = tuple(head.shape[1:])
+    if len(shape) > 2:
+        raise Refused(
+            "model.path",
+            given=f"an output of shape {('batch', *shape)}",
+            allowed="(batch), (batch, output) or (batch, output_step, output)",
+            remedy="end the model with a Reshape to (output_step, output)",
+        )
+    return (shape[0] if len(shape) == 2 else 1), (shape[-1] if shape else 1)
+
+
+def _labels(name: str, channels: int) -> list[str]:
+    return [name] if channels == 1 else [f"{name}_{i}" for i in range(channels)]
+
+
+def _recurrent(model: keras.Model, length: int) -> Iterator[tuple[int, int]]:
+    for layer in leaf_layers(model):
+        if isinstance(layer, keras.layers.RNN):
+            yield length, int(np.prod(keras.tree.flatten(layer.cell.state_size)[0]))
+
+
+# ---- fingerprints ----------------------------------------------------------------------------------
+
+
+def fingerprint(model: keras.Model) -> dict[str, str]:
+    """Hashes of architecture and weights. Layer names are numbered first: Keras counts them up within a process."""
+    weights = hashlib.blake2b(digest_size=16)
+    for value in model.get_weights():
+        weights.update(f"{value.dtype}{value.shape}".encode())
+        weights.update(np.ascontiguousarray(value).tobytes())
+    architecture = hashlib.blake2b(_architecture(model).encode(), digest_size=16)
+    return {"architecture": architecture.hexdigest(), "weights": weights.hexdigest()}
+
+
+def _architecture(model: keras.Model) -> str:
+    try:
+        config = keras.saving.serialize_keras_object(model)
+    except Exception:  # a subclassed model without get_config: its class and layers are all that is known
+        return repr([type(model).__qualname__, *(type(layer).__qualname__ for layer in leaf_layers(model))])
+    for key in ("compile_config", "build_config"):
+        config.pop(key, None)
+    numbers = {layer.name: f"layer {i}" for i, layer in enumerate(model._flatten_layers())}
+
+    def numbered(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: numbered(value) for key, value in node.items()}
+        if isinstance(node, (list, tuple)):
+            return [numbered(item) for item in node]
+        return numbers.get(node, node) if isinstance(node, str) else node
+
+    return json.dumps(numbered(config), sort_keys=True, default=repr)

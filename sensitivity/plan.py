@@ -1,0 +1,290 @@
+"""What will be done, before anything is: windows, shards, chunks, bytes, workers, projected memory.
+
+Pure: numbers in, a `Plan` out. No TensorFlow, no Ray, no file is touched. `Refused` is what cannot fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import Refused
+from .job import Job
+from .series import Survey, Windows
+
+if TYPE_CHECKING:
+    from .model import CallFacts, ModelFacts
+
+MiB = 1 << 20
+CHUNK_BYTES = 32 * MiB  # Dask reads chunks of tens of MB well
+SHARD_BYTES = 2 * MiB  # below this, committing a shard costs more than it saves
+SHARDS_WANTED = 32  # enough that workers finish together and a lost shard costs little
+RUNTIME_BYTES = 950 * MiB  # a process that has imported TensorFlow (700) and compiled a kernel by XLA (250)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A kernel and its knobs, as tuned for one worker.
+
+    `lost` says what was wished for and could not be had, and why: it goes into every commit record.
+    """
+
+    kernel: str
+    windows_per_call: int
+    experimental_use_pfor: bool = True
+    parallel_iterations: int | None = None
+    xla: bool = False
+    lost: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        knobs = "XLA" if self.xla else "no XLA"
+        if self.kernel == "batch_jacobian":
+            at_once = self.parallel_iterations or "all"
+            knobs = (f"pfor over {at_once} outputs" if self.experimental_use_pfor else "loop over outputs") + f", {knobs}"
+        return f"{self.kernel}, {self.windows_per_call:,} windows a call, {knobs}"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Windows `[start, stop)`, the unit of work and of resume."""
+
+    index: int
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.index:08d}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the windows are cut in the store. `chunk_steps`: output steps a chunk holds, all where they fit."""
+
+    windows: int
+    shard_windows: int
+    chunk_windows: int
+    chunk_steps: int
+
+    @property
+    def shard_count(self) -> int:
+        return -(-self.windows // self.shard_windows)
+
+    def shard(self, index: int) -> Shard:
+        start = index * self.shard_windows
+        return Shard(index, start, min(start + self.shard_windows, self.windows))
+
+    def shards(self) -> Iterator[Shard]:
+        return map(self.shard, range(self.shard_count))
+
+    def chunks(self, shard: Shard) -> Iterator[tuple[int, int]]:
+        """The shard's windows, chunk by chunk: `(start, stop)`."""
+        for start in range(shard.start, shard.stop, self.chunk_windows):
+            yield start, min(start + self.chunk_windows, shard.stop)
+
+
+@dataclass(frozen=True)
+class Workers:
+    """count workers, each with `cpus` cores, `gpus` GPUs (a fraction shares one) and `memory` bytes."""
+
+    count: int
+    cpus: int
+    gpus: float
+    memory: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    layout: Layout
+    skipped: int
+    workers: Workers
+    setting: Setting
+    window_bytes: int
+    worker_bytes: int
+    facts: ModelFacts
+
+    @property
+    def stored_bytes(self) -> int:
+        """Uncompressed bytes of `jacobian` and `prediction`."""
+        return self.layout.windows * self.window_bytes
+
+    @property
+    def chunk_shape(self) -> tuple[int, int, int, int, int]:
+        """`(time, output_step, output, lag, feature)` of one chunk of `jacobian`."""
+        facts = self.facts
+        return (self.layout.chunk_windows, self.layout.chunk_steps, len(facts.outputs), facts.length, facts.features)
+
+
+def plan_run(
+    job: Job, survey: Survey, facts: ModelFacts, setting: Setting, workers: Workers, free_bytes: int | None = None
+) -> Plan:
+    """Compose the plan. `free_bytes`: space where the store will stand, None where unknown.
+
+    Raises `Refused` where there is no window, or where what is projected cannot fit.
+    """
+    windows = count_windows(survey.steps, facts.length, job.windows.stride)
+    size = bytes_per_window(facts)
+    layout = cut(windows.count, size, facts.output_steps, job.run.shard_windows)
+    plan = Plan(
+        layout=layout,
+        skipped=windows.skipped_count(survey.missing),
+        workers=workers,
+        setting=setting,
+        window_bytes=size,
+        worker_bytes=worker_memory(facts, setting, layout, size),
+        facts=facts,
+    )
+    _require_room(plan, free_bytes)
+    return plan
+
+
+def count_windows(steps: int, length: int, stride: int) -> Windows:
+    windows = Windows(steps, length, stride)
+    if not windows.count:
+        raise Refused(
+            "windows.length",
+            given=f"{length} steps",
+            allowed=f"at most {steps}, the steps of the series",
+            remedy="shorten the window (and the model's input), or give a longer series",
+        )
+    return windows
+
+
+def bytes_per_window(facts: ModelFacts) -> int:
+    """Bytes of one window's `jacobian` and `prediction`."""
+    return facts.target_size * (facts.source_size + 1) * facts.itemsize
+
+
+def cut(windows: int, window_bytes: int, output_steps: int, shard_windows: int | str = "auto") -> Layout:
+    """Shards of whole chunks: chunks of about 32 MiB, shards of one chunk unless the job file says more.
+
+    Short series are cut finer, to give every worker several shards, down to shards of about 2 MiB.
+    The cut depends on the job alone, not on the machine, so that the same job gives the same store anywhere.
+    A window too large for one chunk is split over output steps; its lags always stay together.
+    """
+    fits = max(1, CHUNK_BYTES // window_bytes)
+    if shard_windows == "auto":
+        several = max(-(-windows // SHARDS_WANTED), SHARD_BYTES // window_bytes, 1)
+        size = _power_of_two_below(min(fits, several))
+        shard, chunk = size, size
+    else:
+        wanted = min(int(shard_windows), windows)
+        chunk = -(-wanted // -(-wanted // fits))
+        shard = chunk * -(-wanted // chunk)
+    steps = max(1, min(output_steps, CHUNK_BYTES * output_steps // window_bytes)) if window_bytes > CHUNK_BYTES else output_steps
+    return Layout(windows, min(shard, windows), min(chunk, windows), steps)
+
+
+def _power_of_two_below(number: int) -> int:
+    return 1 << (number.bit_length() - 1)
+
+
+def place(job: Job, cpus: int, gpus: int, memory: int) -> Workers:
+    """Workers for a machine or cluster with so many cores and GPUs and so much memory (bytes) in all.
+
+    One worker per `cpus_per_worker` cores, or one per GPU share where there are GPUs; never more than fit.
+    """
+    run = job.run
+    gpu_share = (1.0 if gpus else 0.0) if run.gpus_per_worker == "auto" else float(run.gpus_per_worker)
+    if gpu_share > gpus:
+        raise Refused(
+            "run.gpus_per_worker",
+            given=f"{gpu_share:g}",
+            allowed=f"at most the {gpus} GPUs that are here",
+            remedy="lower it, set it to 0, or run on a cluster with GPUs (--address)",
+        )
+    if run.cpus_per_worker > cpus:
+        raise Refused(
+            "run.cpus_per_worker", given=run.cpus_per_worker, allowed=f"at most {cpus}, the cores here", remedy="lower it"
+        )
+    most = cpus // run.cpus_per_worker
+    if gpu_share:
+        per_gpu = math.floor(1 / gpu_share) if gpu_share < 1 else 1
+        most = min(most, gpus * per_gpu if gpu_share < 1 else int(gpus // gpu_share))
+    if run.memory_bytes:
+        most = min(most, memory // run.memory_bytes)
+    if most < 1:
+        raise Refused(
+            "run.memory_per_worker",
+            given=run.memory_per_worker,
+            allowed=f"at most {human_bytes(memory)}, the memory here",
+            remedy="lower it",
+        )
+    if run.workers != "auto" and run.workers > most:
+        raise Refused(
+            "run.workers",
+            given=run.workers,
+            allowed=f"at most {most}, given {cpus} cores, {gpus} GPUs and {human_bytes(memory)} here "
+            f"and {run.cpus_per_worker} cores, {gpu_share:g} GPUs a worker",
+            remedy='lower it, or leave it at "auto"',
+        )
+    count = most if run.workers == "auto" else run.workers
+    return Workers(count, run.cpus_per_worker, gpu_share, run.memory_bytes or memory // count)
+
+
+# ---- projected memory ------------------------------------------------------------------------------
+
+
+def call_memory(facts: CallFacts, setting: Setting) -> int:
+    """Projected bytes of one kernel call of `windows_per_call` windows, results included.
+
+    The tape keeps every activation of the forward pass, and its gradient as much again for each output that is
+    differentiated at once. pfor vectorises a recurrent loop's gradient lists too, and each step writes the whole
+    list anew: steps × steps × units a recurrent layer and output (measured: 89 to 133 MB a window for 100 steps,
+    32 units, 100 outputs, where the rule gives 128 MB).
+    """
+    at_once = outputs_at_once(facts, setting)
+    vectorised = setting.kernel == "batch_jacobian" and setting.experimental_use_pfor
+    lists = sum(length * length * units for length, units in facts.recurrent) if vectorised else 0
+    forward = 2 * facts.activations + facts.source_size
+    backward = at_once * (2 * facts.activations + 2 * facts.source_size + lists)
+    result = 2 * facts.target_size * (facts.source_size + 1)
+    return setting.windows_per_call * (forward + backward + result) * facts.itemsize
+
+
+def outputs_at_once(facts: CallFacts, setting: Setting) -> int:
+    if setting.kernel == "gradient" or not setting.experimental_use_pfor:
+        return 1
+    return min(facts.target_size, setting.parallel_iterations or facts.target_size)
+
+
+def fixed_memory(facts: CallFacts) -> int:
+    """Projected bytes of a worker before any call: the runtime, and the weights with a frozen copy of them."""
+    return RUNTIME_BYTES + 3 * facts.parameters * facts.itemsize
+
+
+def worker_memory(facts: ModelFacts, setting: Setting, layout: Layout, window_bytes: int) -> int:
+    """Projected peak bytes of a worker: fixed, one call, one chunk of results and its compressed copy."""
+    chunk = layout.chunk_windows * (2 * window_bytes + 4 * facts.source_size * facts.itemsize)
+    return fixed_memory(facts) + call_memory(facts, setting) + chunk
+
+
+def _require_room(plan: Plan, free_bytes: int | None) -> None:
+    if plan.worker_bytes > plan.workers.memory:
+        raise Refused(
+            "run.memory_per_worker",
+            given=f"{human_bytes(plan.workers.memory)} for each of {plan.workers.count} workers",
+            allowed=f"{human_bytes(plan.worker_bytes)} or more, projected for {plan.setting}",
+            remedy="give workers more memory, run fewer workers, or lower sensitivity.windows_per_call, "
+            "sensitivity.parallel_iterations or run.shard_windows",
+        )
+    if free_bytes is not None and plan.stored_bytes > free_bytes:
+        raise Refused(
+            "run.path",
+            given=f"{human_bytes(plan.stored_bytes)} to be stored (before compression)",
+            allowed=f"at most {human_bytes(free_bytes)}, the free space there",
+            remedy="choose a path with more space, or raise windows.stride",
+        )
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"

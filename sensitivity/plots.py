@@ -1,0 +1,66 @@
+"""Pictures for people who would rather look than read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from .query import lag_profile
+
+# Okabe & Ito (2008): told apart with any colour vision; marks tell more than eight features apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def influence(dataset: xr.Dataset) -> xr.DataArray:
+    """Mean |J| × the feature's standard deviation `(lag, feature)`, in units of the output: comparable over features.
+
+    The mean over output steps and outputs, where there are several. Computed, in one pass over the store.
+    """
+    profile = lag_profile(dataset)["mean_abs"]
+    return (profile * profile["input_std"]).mean(["output_step", "output"]).compute()
+
+
+def draw_lag_profile(values: xr.DataArray, axes: Axes) -> None:
+    for i, feature in enumerate(values["feature"].values):
+        series = values.sel(feature=feature)
+        mark = MARKS[(i // len(COLOURS) + i) % len(MARKS)]
+        axes.plot(
+            values["lag"], series, color=COLOURS[i % len(COLOURS)], marker=mark, markersize=4, linewidth=1.5, label=str(feature)
+        )
+    axes.invert_xaxis()
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("mean |∂output/∂input| × input's std\n(units of the output)")
+    axes.legend(fontsize="small", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_heatmap(values: xr.DataArray, axes: Axes) -> None:
+    features = [str(name) for name in values["feature"].values]
+    newest, oldest = int(values["lag"].min()), int(values["lag"].max())
+    extent = (oldest + 0.5, newest - 0.5, len(features) - 0.5, -0.5)
+    image = axes.imshow(values.transpose("feature", "lag"), aspect="auto", cmap="viridis", extent=extent, vmin=0)
+    axes.set_yticks(range(len(features)), features)
+    bar = axes.figure.colorbar(image, ax=axes)
+    bar.set_label("mean |∂output/∂input| × input's std\n(units of the output)")
+
+
+KINDS: dict[str, Callable[[xr.DataArray, Axes], None]] = {"lag-profile": draw_lag_profile, "heatmap": draw_heatmap}
+
+
+def plot(dataset: xr.Dataset, kind: str, file: str | Path) -> None:
+    """Draw `kind` ("lag-profile" or "heatmap") of a run's dataset into a PNG, SVG or PDF file."""
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        axes = figure.subplots()
+        KINDS[kind](influence(dataset), axes)
+        axes.set_xlabel("lag (steps back from the window's last step)")
+        windows = int(np.asarray(dataset["committed"]).sum()) if "committed" in dataset.coords else dataset.sizes["time"]
+        axes.set_title(f"How far back the output listens, {windows:,} windows", loc="left", fontsize="medium")
+        figure.savefig(file, dpi=150)

@@ -1,0 +1,298 @@
+"""The formats a series comes in, behind one face: blocks of steps in order, and slices where the format has them.
+
+Every reader gives values as float64 `(step, feature)` with NaN where the source has none, and times as
+they stand in the source. What the times and values mean is `series`' business.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from .errors import Refused
+
+BLOCK_STEPS = 1 << 18
+
+
+class Block(NamedTuple):
+    """Consecutive steps: `times` `(step)` or None where steps are numbered, `values` `(step, feature)` float64."""
+
+    times: Any
+    values: np.ndarray
+
+
+class Reader(Protocol):
+    """`sliceable`: `read` fetches steps without reading those before them."""
+
+    features: tuple[str, ...]
+    sliceable: bool
+
+    def blocks(self) -> Iterator[Block]: ...
+
+    def read(self, start: int, stop: int) -> np.ndarray: ...
+
+
+def open_reader(path: str, time: str | None, features: Sequence[str] | None) -> Reader:
+    """The reader for `path` by its ending; raises `Refused` for what cannot be read or has no such column."""
+    name = Path(path).name
+    try:
+        if name.endswith((".csv", ".csv.gz")):
+            return _Csv(path, time, features)
+        if name.endswith(".parquet"):
+            return _Parquet(path, time, features)
+        if name.endswith(".npy"):
+            return _Matrix(path, np.load(path, mmap_mode="r", allow_pickle=False), time, features)
+        if name.endswith(".zarr"):
+            return _open_zarr(path, time, features)
+        return _Dataset(path, _open_dataset(path, engine=None), time, features)
+    except Refused:
+        raise
+    except Exception as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: str, error: Exception) -> Refused:
+    reason = str(error).strip().partition("\n")[0]
+    return Refused(
+        "series.path",
+        given=f"{path} ({type(error).__name__}: {reason})",
+        allowed="a file that its ending describes",
+        remedy="open it with pandas or xarray to see what is wrong with it",
+    )
+
+
+class _Table:
+    """Columns read in order, block by block: the formats that cannot be entered in the middle."""
+
+    sliceable = False
+
+    def __init__(self, path: str, columns: Sequence[str], time: str | None, features: Sequence[str] | None) -> None:
+        self.path, self.time = path, time
+        if time is not None and time not in columns:
+            raise _no_column("series.time", [time], columns)
+        self.features = choose_features([name for name in columns if name != time], features)
+
+    @property
+    def _columns(self) -> list[str]:
+        return [*self.features, *([self.time] if self.time is not None else [])]
+
+    def blocks(self) -> Iterator[Block]:
+        row = 0
+        try:
+            for frame in self._frames():
+                times = frame[self.time] if self.time is not None else None
+                columns = [_numbers(frame[name], name, row) for name in self.features]
+                yield Block(times, np.stack(columns, axis=1))
+                row += len(frame)
+        except (OSError, ValueError) as error:
+            if isinstance(error, Refused):
+                raise
+            raise unreadable(self.path, error) from error
+
+    def _frames(self) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        raise TypeError(f"{self.path} cannot be read by slices; ingest it first")
+
+
+class _Csv(_Table):
+    def __init__(self, path: str, time: str | None, features: Sequence[str] | None) -> None:
+        import pandas as pd
+
+        super().__init__(path, list(pd.read_csv(path, nrows=0).columns), time, features)
+
+    def _frames(self) -> Iterator[Any]:
+        import pandas as pd
+
+        with pd.read_csv(self.path, usecols=self._columns, chunksize=BLOCK_STEPS) as chunks:
+            yield from chunks
+
+
+class _Parquet(_Table):
+    def __init__(self, path: str, time: str | None, features: Sequence[str] | None) -> None:
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(path) as file:
+            names = [name for name in file.schema_arrow.names if not name.startswith("__index_level_")]
+            if time is not None and time in file.schema_arrow.names:
+                names.append(time)
+        super().__init__(path, list(dict.fromkeys(names)), time, features)
+
+    def _frames(self) -> Iterator[Any]:
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(self.path) as file:
+            for batch in file.iter_batches(BLOCK_STEPS, columns=self._columns):
+                yield batch.to_pandas(ignore_metadata=True)
+
+
+class _Sliced:
+    """Formats that give any range of steps at its own cost."""
+
+    sliceable = True
+    features: tuple[str, ...]
+    steps: int
+
+    def blocks(self) -> Iterator[Block]:
+        for start in range(0, self.steps, BLOCK_STEPS):
+            stop = min(start + BLOCK_STEPS, self.steps)
+            yield Block(self._times(start, stop), self.read(start, stop))
+
+    def _times(self, start: int, stop: int) -> np.ndarray | None:
+        return None
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        raise NotImplementedError
+
+
+class _Matrix(_Sliced):
+    """A bare `(step, feature)` or `(step)` array: .npy, or a Zarr array outside a group. It has no times."""
+
+    def __init__(self, path: str, array: Any, time: str | None, features: Sequence[str] | None) -> None:
+        if array.ndim not in (1, 2) or np.dtype(array.dtype).kind not in "iufb":
+            raise Refused(
+                "series.path",
+                given=f"{path}, an array of shape {tuple(array.shape)} and dtype {array.dtype}",
+                allowed="numbers of shape (step, feature), or (step) for one feature",
+                remedy="save the series itself, not windows cut from it",
+            )
+        if time is not None:
+            raise Refused(
+                "series.time",
+                given=f"{time!r} for {path}",
+                allowed="no time column: a bare array has none",
+                remedy="leave series.time out (steps are numbered), or give the series as CSV, Parquet, NetCDF or Zarr",
+            )
+        width = 1 if array.ndim == 1 else array.shape[1]
+        columns = [f"feature_{i}" for i in range(width)]
+        names_them = features is not None and len(features) == width and not set(features) <= set(columns)
+        self.features = tuple(features or ()) if names_them else choose_features(columns, features)
+        self._index = list(range(width)) if names_them else [columns.index(name) for name in self.features]
+        self._array, self.steps = array, array.shape[0]
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        rows = np.asarray(self._array[start:stop])
+        return rows.reshape(stop - start, -1)[:, self._index].astype(np.float64)
+
+
+class _Dataset(_Sliced):
+    """A labelled dataset: one variable per feature, or one `(time, feature)` variable with labelled columns."""
+
+    def __init__(self, path: str, dataset: Any, time: str | None, features: Sequence[str] | None) -> None:
+        self._dataset = dataset
+        self._time = _time_variable(dataset, time)
+        dim = self._time.dims[0] if self._time is not None else _leading_dim(path, dataset, features)
+        self._places = _columns_along(dataset, dim)
+        self.features = choose_features(list(self._places), features)
+        self.steps = dataset.sizes[dim]
+
+    def _times(self, start: int, stop: int) -> np.ndarray | None:
+        return None if self._time is None else self._time[start:stop].values
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        values = np.empty((stop - start, len(self.features)))
+        places = [self._places[name] for name in self.features]
+        for variable in dict.fromkeys(variable for variable, _ in places):
+            part = self._dataset[variable][start:stop].values
+            for column, (owner, index) in enumerate(places):
+                if owner == variable:
+                    values[:, column] = part if index is None else part[:, index]
+        return values
+
+
+def _open_dataset(path: str, engine: str | None, **options: Any) -> Any:
+    import xarray as xr
+
+    return xr.open_dataset(path, engine=engine, chunks=None, cache=False, **options)
+
+
+def _open_zarr(path: str, time: str | None, features: Sequence[str] | None) -> Reader:
+    import zarr
+
+    if isinstance(node := zarr.open(path, mode="r"), zarr.Array):
+        return _Matrix(path, node, time, features)
+    return _Dataset(path, _open_dataset(path, engine="zarr", consolidated=False), time, features)
+
+
+def _time_variable(dataset: Any, time: str | None) -> Any:
+    if time is None:
+        return None
+    if time not in dataset.variables:
+        raise _no_column("series.time", [time], list(map(str, dataset.variables)))
+    if dataset[time].ndim != 1:
+        raise Refused(
+            "series.time",
+            given=f"{time!r} with dimensions {dataset[time].dims}",
+            allowed="a one-dimensional coordinate",
+            remedy="name the coordinate that labels the steps",
+        )
+    return dataset[time]
+
+
+def _leading_dim(path: str, dataset: Any, features: Sequence[str] | None) -> str:
+    """Without a time coordinate, the steps are the first dimension of the variables that are asked for."""
+    wanted = [name for name in features or () if name in dataset.data_vars] or list(dataset.data_vars)
+    dims = list(dict.fromkeys(dataset[name].dims[0] for name in wanted if dataset[name].ndim))
+    if len(dims) != 1:
+        raise Refused(
+            "series.time",
+            given=f"nothing, and the variables of {path} begin with dimensions {dims}",
+            allowed="one dimension of steps",
+            remedy="name the time coordinate as series.time, or the variables as series.features",
+        )
+    return dims[0]
+
+
+def _columns_along(dataset: Any, dim: str) -> dict[str, tuple[str, int | None]]:
+    """Feature name → (variable, column in it, or None for a one-dimensional variable)."""
+    places: dict[str, tuple[str, int | None]] = {}
+    for name, variable in dataset.data_vars.items():
+        if variable.dtype.kind not in "iufb" or variable.ndim not in (1, 2) or variable.dims[0] != dim:
+            continue
+        if variable.ndim == 1:
+            places[str(name)] = (name, None)
+            continue
+        labels = variable[variable.dims[1]].values if variable.dims[1] in variable.coords else None
+        for i in range(variable.shape[1]):
+            places[str(labels[i]) if labels is not None else f"{name}_{i}"] = (name, i)
+    return places
+
+
+def choose_features(columns: Sequence[str], features: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns the model takes: those asked for, in that order, else all."""
+    missing = [name for name in features or () if name not in columns]
+    if missing or not columns:
+        raise _no_column("series.features", missing, columns)
+    return tuple(features or columns)
+
+
+def _no_column(key: str, missing: Sequence[str], columns: Sequence[str]) -> Refused:
+    shown = ", ".join(itertools.islice(columns, 20)) + (", …" if len(columns) > 20 else "")
+    return Refused(
+        key,
+        given=f"{', '.join(missing)} (no such column)" if missing else "a series without numeric columns",
+        allowed=f"columns of the series: {shown or 'none'}",
+        remedy="correct the name; spelling and case count",
+    )
+
+
+def _numbers(column: Any, name: str, first_row: int) -> np.ndarray:
+    import pandas as pd
+
+    no_number = getattr(column.dtype, "kind", "O") in "mM"  # pandas would turn dates into nanoseconds
+    numbers = pd.to_numeric(column, errors="coerce")
+    bad = np.flatnonzero(((numbers.isna() | no_number) & column.notna()).to_numpy())
+    if bad.size:
+        rows = "\n".join(f"row {first_row + i + 1}: {column.iloc[i]!r}" for i in bad[:3])
+        raise Refused(
+            f"series column {name!r}",
+            given=f"values that are no numbers, first\n{rows}",
+            allowed="numbers, or nothing where a value is missing",
+            remedy="name a time column as series.time; leave text columns out of series.features",
+        )
+    return numbers.to_numpy(np.float64, na_value=np.nan)

@@ -1,0 +1,258 @@
+"""The run directory: created whole or not at all, opened and compared; shards written and committed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .durable import read_json, sync_files, write_json
+from .errors import Refused
+from .job import Job, SeriesSection
+from .plan import Layout, Plan, Setting
+from .series import Survey, Windows, ingest, ingested, is_sliceable
+
+if TYPE_CHECKING:
+    import keras
+
+    from .audit import Audit
+    from .model import ModelFacts
+
+RESULTS, COMMITS, FAILURES, JOB, TUNING = "results.zarr", "commits", "failures", "job.json", "tuning.json"
+MODEL, WEIGHTS, SERIES = "model.keras", "model.weights.h5", "series.zarr"
+_CREATING = ".creating"
+_LIBRARIES = ("sensitivity-jobs", "tensorflow", "keras", "numpy", "zarr", "xarray", "ray")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory that is whole: everything that was decided before the first shard."""
+
+    path: Path
+    content: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: Path | str) -> Run:
+        """Raises `Refused` where there is no run at `path`."""
+        path = Path(path).absolute()
+        content = read_json(path / JOB)
+        if content is None or "layout" not in content:
+            raise Refused(
+                "run directory",
+                given=f"{path} ({'no readable ' + JOB + ' in it' if path.is_dir() else 'no such directory'})",
+                allowed="a directory made by `sensitivity run`",
+                remedy="check the path, or start the run with `sensitivity run JOB`",
+            )
+        return cls(path, content)
+
+    @cached_property
+    def job(self) -> Job:
+        return Job.model_validate(self.content["job"])
+
+    @cached_property
+    def survey(self) -> Survey:
+        return Survey.from_json(self.content["survey"])
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout(**self.content["layout"])
+
+    @cached_property
+    def facts(self) -> ModelFacts:
+        from .model import ModelFacts
+
+        return ModelFacts.from_json(self.content["model"])
+
+    @property
+    def windows(self) -> Windows:
+        return Windows(self.survey.steps, self.content["model"]["length"], self.job.windows.stride)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.content["fingerprints"]["job"]
+
+    @property
+    def skipped(self) -> int:
+        """Windows that touch a missing value."""
+        return self.content["skipped"]
+
+    @property
+    def setting(self) -> Setting:
+        """The setting that the run began with; each commit record says which one was used."""
+        content = self.content["setting"]
+        return Setting(**{**content, "lost": tuple(content["lost"])})
+
+    @property
+    def results(self) -> Path:
+        return self.path / RESULTS
+
+    @property
+    def series(self) -> SeriesSection:
+        """Where workers read the series: the job's source, or its ingested copy."""
+        section = self.job.series
+        return ingested(section, self.path / SERIES) if self.content["ingested"] else section
+
+    def require_series(self, survey: Survey) -> None:
+        """Refuse to go on with a series that is not the one this run began with."""
+        if survey.fingerprint != self.survey.fingerprint:
+            raise Refused(
+                "series.path",
+                given=f"{self.series.path}, whose content has changed since the run began",
+                allowed="the series as it was",
+                remedy="restore it, or run the job into a new run directory",
+            )
+
+
+def identity(job: Job, survey: Survey, facts: ModelFacts, model: dict[str, str]) -> dict[str, Any]:
+    """What two runs must share to be the same run; how the work is spread over workers is not part of it."""
+    scaling = job.series.scaling
+    return {
+        "model architecture": model["architecture"],
+        "model weights": model["weights"],
+        "series content": survey.fingerprint,
+        "series.features": list(survey.features),
+        "series.scaling": scaling.model_dump() if scaling else None,
+        "windows.length": facts.length,
+        "windows.stride": job.windows.stride,
+        "sensitivity.of": job.sensitivity.of,
+        "sensitivity.wrt": job.sensitivity.wrt,
+        "run.dtype": job.run.dtype,
+    }
+
+
+def require_same(run: Run, job: Job, wanted: dict[str, Any]) -> None:
+    """Refuse a run directory that holds another job, naming every difference."""
+    have = run.content["identity"]
+    differences = [f"{key}: the run has {have.get(key)!r}, the job {value!r}" for key, value in wanted.items() if have.get(key) != value]
+    shards = run.layout.shard_windows
+    if job.run.shard_windows not in ("auto", shards) and min(job.run.shard_windows, run.layout.windows) != shards:
+        differences.append(f"run.shard_windows: the run has {shards}, the job {job.run.shard_windows}")
+    if differences:
+        raise Refused(
+            "run.path",
+            given=f"{run.path}, a run of something else\n" + "\n".join(differences),
+            allowed="an empty path, or a run of the same job, model and series",
+            remedy="choose another run.path, or undo the difference",
+        )
+
+
+def require_free(path: Path) -> None:
+    """Refuse a directory that holds anything but a creation that never finished."""
+    if path.is_dir() and any(path.iterdir()) and not _is_unfinished(path):
+        raise Refused(
+            "run.path",
+            given=f"{path}, a directory with other files in it",
+            allowed="an empty path, or a run of the same job, model and series",
+            remedy="choose another path, or empty that one",
+        )
+
+
+def _is_unfinished(path: Path) -> bool:
+    return (path / _CREATING).exists() and not (path / JOB).exists()
+
+
+def create(job: Job, survey: Survey, model: keras.Model, fingerprints: dict[str, str], plan: Plan, audit: Audit) -> Run:
+    """Make the run directory. `job.json` comes last: without it there is no run, and nothing is left behind."""
+    path = Path(job.run.path)
+    require_free(path)
+    if path.exists():
+        shutil.rmtree(path)
+    path.mkdir(parents=True)
+    try:
+        (path / _CREATING).touch()
+        _fill(path, job, survey, model, fingerprints, plan, audit)
+    except BaseException:
+        shutil.rmtree(path)
+        raise
+    (path / _CREATING).unlink()
+    return Run.open(path)
+
+
+def _fill(
+    path: Path, job: Job, survey: Survey, model: keras.Model, fingerprints: dict[str, str], plan: Plan, audit: Audit
+) -> None:
+    from .template import write_template
+
+    (path / COMMITS).mkdir()
+    (path / FAILURES).mkdir()
+    _keep_model(path, job, model)
+    copied = not is_sliceable(job.series)
+    if copied:
+        ingest(job.series, survey, path / SERIES)
+    windows = Windows(survey.steps, plan.facts.length, job.windows.stride)
+    write_template(path / RESULTS, survey, windows, plan.facts, plan.layout)
+    write_json(path / TUNING, {"cpu" if not plan.workers.gpus else "gpu": {"setting": plan.setting.to_json(), "by": "rule"}})
+    wanted = identity(job, survey, plan.facts, fingerprints)
+    layout = asdict(plan.layout)
+    content = {
+        "job": job.model_dump(),
+        "identity": wanted,
+        "fingerprints": {
+            "job": hashlib.blake2b(json.dumps([wanted, layout], sort_keys=True).encode(), digest_size=16).hexdigest(),
+            "model": fingerprints,
+            "series": survey.fingerprint,
+        },
+        "versions": _versions(),
+        "survey": survey.to_json(),
+        "model": plan.facts.to_json(),
+        "layout": layout,
+        "skipped": plan.skipped,
+        "ingested": copied,
+        "setting": plan.setting.to_json(),
+        "audit": audit.to_json(),
+    }
+    sync_files(sorted(file for file in path.rglob("*") if file.is_file()))
+    write_json(path / JOB, content)
+
+
+def _keep_model(path: Path, job: Job, model: keras.Model) -> None:
+    """The model as a file where it is one or can be one; else its weights, to go with the function that builds it."""
+    from .model import fingerprint, load_file
+
+    if not job.model.is_function:
+        shutil.copyfile(job.model.path, path / MODEL)
+        return
+    try:
+        model.save(path / MODEL)
+        same = fingerprint(load_file(path / MODEL)) == fingerprint(model)
+    except Exception:  # Keras cannot write or read back this class: the reason differs with every class
+        same = False
+    if not same:
+        (path / MODEL).unlink(missing_ok=True)
+        model.save_weights(path / WEIGHTS)
+
+
+def load_run_model(run: Run) -> keras.Model:
+    """The run's own copy of the model, checked against its fingerprint and cast to the run's dtype."""
+    from .model import cast, fingerprint, load_file, load_model
+
+    if (run.path / MODEL).exists():
+        model = load_file(run.path / MODEL)
+        model = cast(model, run.job.run.dtype)
+    else:
+        model = load_model(run.job.model, run.job.directory, run.job.run.dtype)
+        model.load_weights(run.path / WEIGHTS)
+    if fingerprint(model) != run.content["fingerprints"]["model"]:
+        raise Refused(
+            "model",
+            given=f"the copy in {run.path}, or the function that builds it, has changed since the run began",
+            allowed="the model as it was",
+            remedy="restore it, or run the job into a new run directory",
+        )
+    return model
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,115 @@
+"""The store's template: every array of `results.zarr`, its labels and its metadata, written once by the driver.
+
+Workers later fill disjoint regions of whole chunks; nothing is ever resized, created or consolidated again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xarray as xr
+import zarr
+
+from .plan import Layout
+from .series import Survey, Windows
+
+if TYPE_CHECKING:
+    from .model import ModelFacts
+
+JACOBIAN_DIMS = ("time", "output_step", "output", "lag", "feature")
+PREDICTION_DIMS = JACOBIAN_DIMS[:3]
+LABEL_BLOCK = 1 << 20
+# Chosen by tests/benchmarks/codecs.py on real Jacobians.
+CODEC = zarr.codecs.BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle")
+
+
+def write_template(path: Path, survey: Survey, windows: Windows, facts: ModelFacts, layout: Layout) -> None:
+    """Create `results.zarr` at `path`: labels filled in, `jacobian` and `prediction` all NaN and without chunks."""
+    _fixed_labels(survey, facts).to_zarr(path, zarr_format=3, consolidated=False, mode="w")
+    group = zarr.open_group(path, mode="r+")
+    sizes = (len(facts.outputs), facts.length, facts.features)
+    _create(
+        group,
+        "jacobian",
+        JACOBIAN_DIMS,
+        (layout.windows, facts.output_steps, *sizes),
+        (layout.chunk_windows, layout.chunk_steps, *sizes),
+        facts.dtype,
+        {"long_name": "derivative of the output with respect to the input, per unit of the series' features"},
+        coordinates="skipped input_std",
+    )
+    _create(
+        group,
+        "prediction",
+        PREDICTION_DIMS,
+        (layout.windows, facts.output_steps, len(facts.outputs)),
+        (layout.shard_windows, facts.output_steps, len(facts.outputs)),
+        facts.dtype,
+        {"long_name": "output of the model"},
+        coordinates="skipped",
+    )
+    _write_time_and_skipped(group, survey, windows)
+    with warnings.catch_warnings():  # outside the v3 specification, but a plain open_zarr warns without it
+        warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
+        zarr.consolidate_metadata(path)
+
+
+def _fixed_labels(survey: Survey, facts: ModelFacts) -> xr.Dataset:
+    std = {"long_name": "standard deviation of the feature over the series"}
+    return xr.Dataset(
+        coords={
+            "output_step": ("output_step", np.arange(facts.output_steps), {"long_name": "step of the output"}),
+            "output": ("output", np.array(facts.outputs, object)),
+            "lag": ("lag", np.arange(facts.length)[::-1], {"long_name": "steps back from the window's last step"}),
+            "feature": ("feature", np.array(survey.features, object)),
+            "input_std": ("feature", np.array(survey.std), std),
+        }
+    )
+
+
+def _create(
+    group: zarr.Group,
+    name: str,
+    dims: tuple[str, ...],
+    shape: tuple[int, ...],
+    chunks: tuple[int, ...],
+    dtype: str,
+    attributes: dict[str, str],
+    *,
+    coordinates: str,
+) -> None:
+    group.create_array(
+        name,
+        shape=shape,
+        chunks=chunks,
+        dtype=dtype,
+        fill_value=np.nan,
+        dimension_names=dims,
+        compressors=CODEC,
+        chunk_key_encoding={"name": "default", "separator": "."},  # one directory: one fsync for its names
+        attributes={**attributes, "coordinates": coordinates},
+    )
+
+
+def _write_time_and_skipped(group: zarr.Group, survey: Survey, windows: Windows) -> None:
+    count = windows.count
+    head = xr.conventions.encode_cf_variable(_time(survey, windows, 0, min(count, 2)))
+    encoding = {key: head.attrs[key] for key in ("units", "calendar") if key in head.attrs}
+    options = {"shape": (count,), "chunks": (min(count, LABEL_BLOCK),), "dimension_names": ("time",)}
+    time = group.create_array("time", dtype=head.dtype, attributes=dict(head.attrs), **options)
+    note = {"long_name": "window touches a missing value of the series and is not computed"}
+    skipped = group.create_array("skipped", dtype="bool", attributes=note, **options)
+    for start in range(0, count, LABEL_BLOCK):
+        stop = min(start + LABEL_BLOCK, count)
+        labels = _time(survey, windows, start, stop)
+        labels.encoding = {**encoding, "dtype": head.dtype} if encoding else {}
+        time[start:stop] = xr.conventions.encode_cf_variable(labels).values
+        skipped[start:stop] = windows.skipped(survey.missing, start, stop)
+
+
+def _time(survey: Survey, windows: Windows, start: int, stop: int) -> xr.Variable:
+    note = {"long_name": "time of the window's last step"}
+    return xr.Variable(("time",), survey.axis.at(windows.last_steps(start, stop)), note)
