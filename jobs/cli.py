@@ -40,7 +40,9 @@ def errors_explained(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option("--serial", is_flag=True, help="One worker in this process, without Ray.")(command)
-    return click.option("--address", metavar="A", help="An existing Ray cluster, such as auto or 10.0.0.5:6379.")(command)
+    return click.option("--address", metavar="A", help="An existing Ray cluster, such as auto or 10.0.0.5:6379.")(
+        command
+    )
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -179,7 +181,9 @@ def verify(run: Path) -> None:
         click.echo(f"shard {damage.shard}: {damage.chunk}: {damage.what}")
     if damaged:
         sys.exit(INCOMPLETE)
-    click.echo(f"{len(records):,} of {opened.layout.shard_count:,} shards committed, {chunks:,} chunks, all as committed")
+    click.echo(
+        f"{len(records):,} of {opened.layout.shard_count:,} shards committed, {chunks:,} chunks, all as committed"
+    )
 
 
 @main.command()
@@ -196,14 +200,18 @@ def query(run: Path, statistic: str, form: str) -> None:
     dataset = queries.open_run(run)
     committed = int(dataset["committed"].sum())
     if committed < dataset.sizes["time"]:
-        click.echo(f"the run is not complete: {committed:,} of {dataset.sizes['time']:,} windows are committed", err=True)
+        click.echo(
+            f"the run is not complete: {committed:,} of {dataset.sizes['time']:,} windows are committed", err=True
+        )
     click.echo(render(queries.rows(queries.STATISTICS[statistic](dataset).compute()), form))
 
 
 @main.command()
 @RUN
 @click.argument("kind", type=click.Choice(["lag-profile", "heatmap"]))
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="PNG, SVG or PDF file.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="PNG, SVG or PDF file."
+)
 @errors_explained
 def plot(run: Path, kind: str, output: Path) -> None:
     """Draw a picture of RUN into a file."""
@@ -212,7 +220,9 @@ def plot(run: Path, kind: str, output: Path) -> None:
     from sensitivity.query import open_run
 
     if output.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise Refused("--output", given=output, allowed="a file ending in .png, .svg or .pdf", remedy="change its ending")
+        raise Refused(
+            "--output", given=output, allowed="a file ending in .png, .svg or .pdf", remedy="change its ending"
+        )
     if not output.absolute().parent.is_dir():
         raise Refused("--output", given=output, allowed="a file in an existing directory", remedy="make the directory")
     draw(open_run(run), kind, output)

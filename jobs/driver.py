@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,15 +94,19 @@ def _finish(run: Run, setting: Setting, workers: Workers, how: How) -> Summary:
         ):
             try:
                 for outcome in outcomes:
-                    (commits if isinstance(outcome, Commit) else failures).append(outcome)
-                    if isinstance(outcome, Commit):
+                    if isinstance(outcome, Failure):
+                        failures.append(outcome)
+                    else:
+                        commits.append(outcome)
                         advance(outcome.stop - outcome.start, outcome.started)
             except KeyboardInterrupt:
                 interrupted = True
     return _summary(run, len(done), commits, failures, interrupted)
 
 
-def _outcomes(run: Run, ledger: Ledger, setting: Setting, workers: Workers, how: How) -> Iterator[Commit | Failure]:
+def _outcomes(
+    run: Run, ledger: Ledger, setting: Setting, workers: Workers, how: How
+) -> Generator[Commit | Failure, None, None]:
     if how.serial:
         from .serial import run_serial
 

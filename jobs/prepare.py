@@ -56,7 +56,8 @@ def prepare(job: Job, resources: Resources | None = None) -> Prepared:
     found = survey(job.series)
     with quiet():
         from sensitivity.audit import require_stateless
-        from sensitivity.model import describe, fingerprint, load_model
+        from sensitivity.loading import fingerprint, load_model
+        from sensitivity.model import describe
 
         resources = resources or local()
     model = load_model(job.model, job.directory, job.run.dtype)

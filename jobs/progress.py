@@ -56,7 +56,9 @@ def _lines(total: int, done: int, what: str) -> Iterator[Advance]:
         if now - said >= SECONDS_BETWEEN_LINES or clock.done >= total:
             said = now
             left = (total - clock.done) / clock.rate if clock.rate else float("inf")
-            print(f"{clock.done:,} of {total:,} {what}, {clock.rate:,.0f} {what}/s, {left:,.0f} s left", file=sys.stderr)
+            print(
+                f"{clock.done:,} of {total:,} {what}, {clock.rate:,.0f} {what}/s, {left:,.0f} s left", file=sys.stderr
+            )
 
     yield advance
 

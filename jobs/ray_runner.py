@@ -150,7 +150,7 @@ class _Crew:
         remote = ray.remote(ShardWorker).options(
             scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0, **options
         )
-        actor = remote.remote(self._run.path, self._setting, self._workers)
+        actor: Any = remote.remote(self._run.path, self._setting, self._workers)
         self._busy[actor.set_up.remote()] = _Seat(actor)
 
     def _feed(self, seat: _Seat, ledger: Ledger) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sensitivity.commits import Commit, read_commits, read_failures
+from sensitivity.commits import Commit, Failure, read_commits, read_failures
 from sensitivity.plan import human_bytes
 from sensitivity.store import Run
 
@@ -37,10 +37,14 @@ def _from_records(records: list[Commit]) -> list[tuple[str, str]]:
     workers = {(r.host, r.pid) for r in records}
     attempts = Counter(r.attempt for r in records)
     settings = Counter(
-        (r.setting["kernel"], r.setting["windows_per_call"], r.setting["xla"], tuple(r.setting["lost"])) for r in records
+        (r.setting["kernel"], r.setting["windows_per_call"], r.setting["xla"], tuple(r.setting["lost"]))
+        for r in records
     )
     lines = [
-        ("throughput", f"{computed / seconds if seconds else 0:,.0f} windows/s a worker, {len(workers)} workers so far"),
+        (
+            "throughput",
+            f"{computed / seconds if seconds else 0:,.0f} windows/s a worker, {len(workers)} workers so far",
+        ),
         ("attempts", ", ".join(f"{count:,} shards at attempt {number}" for number, count in sorted(attempts.items()))),
         ("memory", f"{human_bytes(max(r.peak_memory for r in records))} at most in one worker"),
     ]
@@ -50,10 +54,16 @@ def _from_records(records: list[Commit]) -> list[tuple[str, str]]:
     not_finite = sum(r.not_finite for r in records)
     if not_finite:
         shards = [r.shard for r in records if r.not_finite]
-        lines.append(("not finite", f"{not_finite:,} derivatives are NaN or infinite, in {len(shards):,} shards from {shards[0]}"))
+        lines.append(
+            (
+                "not finite",
+                f"{not_finite:,} derivatives are NaN or infinite, in {len(shards):,} shards from {shards[0]}",
+            )
+        )
     return lines
 
 
-def _failure(failure) -> str:
+def _failure(failure: Failure) -> str:
     reason = failure.reason.partition("\n")[0]
-    return f"shard {failure.shard} (windows {failure.start}–{failure.stop - 1}), {failure.attempts} attempts on {failure.host}: {reason}"
+    windows = f"windows {failure.start}–{failure.stop - 1}"
+    return f"shard {failure.shard} ({windows}), {failure.attempts} attempts on {failure.host}: {reason}"

@@ -10,8 +10,9 @@ import numpy as np
 from .audit import few, require_independent, require_stateless
 from .errors import Refused
 from .job import SensitivitySection, parse_bytes
+from .loading import leaf_layers
 from .machine import available_memory
-from .model import CallFacts, Target, describe_call, leaf_layers
+from .model import CallFacts, Target, describe_call
 from .tuning import Tuned, choose
 
 _ATTRIBUTE = "_sensitivity_kernels"

@@ -17,10 +17,12 @@ import numpy as np
 import tensorflow as tf
 
 from .errors import Refused
-from .model import Target, calls_wrapped, cast, leaf_layers
+from .loading import cast, leaf_layers
+from .model import Target, calls_wrapped
 
 SAMPLES = 5
 COUPLING_TOLERANCE = 1e-6
+TINY = 1e-30
 VJP_TOLERANCE = 1e-4
 _STEP = 1e-5  # of a central difference in float64, in units of each input's spread
 
@@ -83,7 +85,8 @@ def require_independent(target: Target, samples: np.ndarray) -> None:
 
 _RANDOM = "call dropout and noise layers without training=True"
 _COUPLED = (
-    "let the layer work on each sample alone: BatchNormalization without training=True, no reduction over the batch axis"
+    "let the layer work on each sample alone: BatchNormalization without training=True, "
+    "no reduction over the batch axis"
 )
 
 
@@ -91,7 +94,9 @@ def require_stateless(model: keras.Model) -> None:
     """Refuse a model with a layer that is built to remember earlier batches."""
     for layer in leaf_layers(model):
         if getattr(layer, "stateful", False):
-            raise _refused(layer.name, "keeps its state from one batch to the next", "build the layer with stateful=False")
+            raise _refused(
+                layer.name, "keeps its state from one batch to the next", "build the layer with stateful=False"
+            )
 
 
 def _require_same(
@@ -109,7 +114,7 @@ def _moved(one: np.ndarray, other: np.ndarray, rows: Any) -> bool:
         return True
     if one.ndim == 0 or len(one) != SAMPLES or one.dtype.kind != "f":
         return False
-    scale = max(float(np.nanmax(np.abs(one), initial=0.0)), np.finfo(np.float32).tiny)
+    scale = max(float(np.nanmax(np.abs(one), initial=0.0)), TINY)
     return bool(np.nanmax(np.abs(one[rows] - other[rows]), initial=0.0) > COUPLING_TOLERANCE * scale)
 
 

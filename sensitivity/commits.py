@@ -69,12 +69,11 @@ class Results:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        group = zarr.open_group(run.results, mode="r+", use_consolidated=False)
         # An all-NaN chunk is written like any other: a committed chunk that is absent is then always damage.
-        self._jacobian, self._prediction = (
-            zarr.Array(group[name].async_array).with_config({"write_empty_chunks": True})
-            for name in ("jacobian", "prediction")
-        )
+        with zarr.config.set({"array.write_empty_chunks": True}):
+            self._jacobian, self._prediction = (
+                zarr.open_array(run.results / name, mode="r+") for name in ("jacobian", "prediction")
+            )
 
     def write_jacobian(self, start: int, stop: int, values: np.ndarray) -> None:
         """Write windows `[start, stop)`, `(time, output_step, output, lag, feature)`: whole chunks, no others."""

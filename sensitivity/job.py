@@ -52,7 +52,6 @@ class Scaling(Section):
             )
         return self
 
-
     def require(self, features: int) -> None:
         """Refuse a scaling that does not have one mean and one std per feature."""
         if len(self.mean) != features:

@@ -1,29 +1,19 @@
-"""The trained model: loaded, cast, named and fingerprinted; what it maps windows to, in facts and as a function."""
+"""What a model maps windows to: shapes and names as facts, and the target as a function."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib
-import json
 import math
-import os
-import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-import keras
 import numpy as np
 import tensorflow as tf
 
 from .errors import Refused
-from .job import ModelSection, WindowsSection
+from .job import WindowsSection
+from .loading import keras, leaf_layers
 
 
 @dataclass(frozen=True)
@@ -86,133 +76,6 @@ class Target:
     def __call__(self, windows: tf.Tensor) -> tf.Tensor:
         # No `training=`: it would override what a model was built with, and hide it from the audit.
         return _joined(_heads(self.model, self.model(windows), self.of))
-
-
-# ---- loading ---------------------------------------------------------------------------------------
-
-
-def load_model(section: ModelSection, directory: str, dtype: str = "float32") -> keras.Model:
-    """Load the job's model in `dtype`; `directory` is searched first for a function's module.
-
-    Raises `Refused` for a model that cannot be read, rebuilt or cast.
-    """
-    if keras.backend.backend() != "tensorflow":
-        raise Refused(
-            "KERAS_BACKEND", given=keras.backend.backend(), allowed="tensorflow", remedy="export KERAS_BACKEND=tensorflow"
-        )
-    model = _call_function(section.path, directory) if section.is_function else load_file(Path(section.path))
-    return cast(model, dtype)
-
-
-def load_file(path: Path) -> keras.Model:
-    _refuse_stored_code(path)
-    try:
-        return keras.models.load_model(path, compile=False, safe_mode=True)
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0][:300]
-        raise Refused(
-            "model.path",
-            given=f"{path} ({type(error).__name__}: {reason})",
-            allowed="a .keras file that keras.models.load_model reads",
-            remedy='save it again with this Keras; with custom classes, give model.path = "package.module:function"',
-        ) from error
-
-
-def _refuse_stored_code(path: Path) -> None:
-    """A Lambda's code inside a file would run on loading; name it before Keras does."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            config = json.loads(archive.read("config.json"))
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise Refused(
-            "model.path",
-            given=f"{path} ({error})",
-            allowed="a .keras archive",
-            remedy='save the model again with model.save("model.keras")',
-        ) from error
-    stored = [node["config"]["name"] for node in _nodes(config) if _is_stored_lambda(node)]
-    if stored:
-        raise Refused(
-            "model.path",
-            given=f"{path}: layer {stored[0]!r} is a Lambda whose Python code is stored in the file",
-            allowed="models without stored code",
-            remedy='build the model in your own code and give model.path = "package.module:function"',
-        )
-
-
-def _is_stored_lambda(node: dict[str, Any]) -> bool:
-    function = node.get("config", {}).get("function") if node.get("class_name") == "Lambda" else None
-    return isinstance(function, dict) and function.get("class_name") == "__lambda__"
-
-
-def _nodes(config: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(config, dict):
-        yield config
-    for child in config.values() if isinstance(config, dict) else config if isinstance(config, list) else ():
-        yield from _nodes(child)
-
-
-def _call_function(path: str, directory: str) -> keras.Model:
-    module, _, name = path.partition(":")
-    allowed = "package.module:function, callable without arguments, returning a keras.Model"
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
-    try:
-        importlib.invalidate_caches()
-        model = getattr(importlib.import_module(module), name)()
-    except Exception as error:
-        raise Refused(
-            "model.path",
-            given=f"{path} ({type(error).__name__}: {error})",
-            allowed=allowed,
-            remedy=f"make `from {module} import {name}; {name}()` work in {directory}",
-        ) from error
-    if not isinstance(model, keras.Model):
-        raise Refused(
-            "model.path", given=f"{path}, which returns {type(model).__name__}", allowed=allowed, remedy="return the model"
-        )
-    return model
-
-
-def cast(model: keras.Model, dtype: str) -> keras.Model:
-    """The same model computing in `dtype`: itself where it already does, else rebuilt from its configuration."""
-    policies = {str(layer.dtype_policy.name) for layer in leaf_layers(model)}
-    if policies <= {dtype}:
-        return model
-    try:
-        config = keras.saving.serialize_keras_object(model)
-        config.pop("compile_config", None)
-        clone = keras.saving.deserialize_keras_object(_with_dtype(config, dtype), safe_mode=False)
-        clone.set_weights(model.get_weights())
-    except Exception as error:
-        raise Refused(
-            "run.dtype",
-            given=f"{dtype} for a model of {', '.join(sorted(policies))} that cannot be rebuilt ({error})",
-            allowed="the model's own dtype",
-            remedy=f"build the model in {dtype}, or give its classes get_config",
-        ) from error
-    return clone
-
-
-def _with_dtype(config: Any, dtype: str) -> Any:
-    if isinstance(config, list):
-        return [_with_dtype(item, dtype) for item in config]
-    if not isinstance(config, dict):
-        return config
-    if config.get("class_name") == "DTypePolicy":
-        return {**config, "config": {"name": dtype}}
-    return {
-        key: dtype if key == "dtype" and isinstance(value, str) and "float" in value else _with_dtype(value, dtype)
-        for key, value in config.items()
-    }
-
-
-def leaf_layers(model: keras.Model) -> list[keras.Layer]:
-    """The layers that compute, innermost, in the model's order."""
-    return [layer for layer in model._flatten_layers(include_self=False) if not isinstance(layer, keras.Model)]
-
-
-# ---- describing ------------------------------------------------------------------------------------
 
 
 def describe(
@@ -304,7 +167,10 @@ def _window_length(declared: tuple[int | None, ...] | None, windows: WindowsSect
     _refuse_features(declared, features)
     if length not in (None, declared[0]):
         raise Refused(
-            "windows.length", given=length, allowed=f"{declared[0]}, the model's input length", remedy="set it so, or drop it"
+            "windows.length",
+            given=length,
+            allowed=f"{declared[0]}, the model's input length",
+            remedy="set it so, or drop it",
         )
     return int(declared[0] or 0)
 
@@ -412,35 +278,3 @@ def _recurrent(model: keras.Model, length: int) -> Iterator[tuple[int, int]]:
     for layer in leaf_layers(model):
         if isinstance(layer, keras.layers.RNN):
             yield length, int(np.prod(keras.tree.flatten(layer.cell.state_size)[0]))
-
-
-# ---- fingerprints ----------------------------------------------------------------------------------
-
-
-def fingerprint(model: keras.Model) -> dict[str, str]:
-    """Hashes of architecture and weights. Layer names are numbered first: Keras counts them up within a process."""
-    weights = hashlib.blake2b(digest_size=16)
-    for value in model.get_weights():
-        weights.update(f"{value.dtype}{value.shape}".encode())
-        weights.update(np.ascontiguousarray(value).tobytes())
-    architecture = hashlib.blake2b(_architecture(model).encode(), digest_size=16)
-    return {"architecture": architecture.hexdigest(), "weights": weights.hexdigest()}
-
-
-def _architecture(model: keras.Model) -> str:
-    try:
-        config = keras.saving.serialize_keras_object(model)
-    except Exception:  # a subclassed model without get_config: its class and layers are all that is known
-        return repr([type(model).__qualname__, *(type(layer).__qualname__ for layer in leaf_layers(model))])
-    for key in ("compile_config", "build_config"):
-        config.pop(key, None)
-    numbers = {layer.name: f"layer {i}" for i, layer in enumerate(model._flatten_layers())}
-
-    def numbered(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {key: numbered(value) for key, value in node.items()}
-        if isinstance(node, (list, tuple)):
-            return [numbered(item) for item in node]
-        return numbers.get(node, node) if isinstance(node, str) else node
-
-    return json.dumps(numbered(config), sort_keys=True, default=repr)

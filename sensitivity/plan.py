@@ -45,7 +45,9 @@ class Setting:
         knobs = "XLA" if self.xla else "no XLA"
         if self.kernel == "batch_jacobian":
             at_once = self.parallel_iterations or "all"
-            knobs = (f"pfor over {at_once} outputs" if self.experimental_use_pfor else "loop over outputs") + f", {knobs}"
+            knobs = (
+                f"pfor over {at_once} outputs" if self.experimental_use_pfor else "loop over outputs"
+            ) + f", {knobs}"
         return f"{self.kernel}, {self.windows_per_call:,} windows a call, {knobs}"
 
 
@@ -176,7 +178,11 @@ def cut(windows: int, window_bytes: int, output_steps: int, shard_windows: int |
         wanted = min(int(shard_windows), windows)
         chunk = -(-wanted // -(-wanted // fits))
         shard = chunk * -(-wanted // chunk)
-    steps = max(1, min(output_steps, CHUNK_BYTES * output_steps // window_bytes)) if window_bytes > CHUNK_BYTES else output_steps
+    steps = (
+        max(1, min(output_steps, CHUNK_BYTES * output_steps // window_bytes))
+        if window_bytes > CHUNK_BYTES
+        else output_steps
+    )
     return Layout(windows, min(shard, windows), min(chunk, windows), steps)
 
 
@@ -200,7 +206,10 @@ def place(job: Job, cpus: int, gpus: int, memory: int) -> Workers:
         )
     if run.cpus_per_worker > cpus:
         raise Refused(
-            "run.cpus_per_worker", given=run.cpus_per_worker, allowed=f"at most {cpus}, the cores here", remedy="lower it"
+            "run.cpus_per_worker",
+            given=run.cpus_per_worker,
+            allowed=f"at most {cpus}, the cores here",
+            remedy="lower it",
         )
     most = cpus // run.cpus_per_worker
     if gpu_share:

@@ -32,7 +32,13 @@ def draw_lag_profile(values: xr.DataArray, axes: Axes) -> None:
         series = values.sel(feature=feature)
         mark = MARKS[(i // len(COLOURS) + i) % len(MARKS)]
         axes.plot(
-            values["lag"], series, color=COLOURS[i % len(COLOURS)], marker=mark, markersize=4, linewidth=1.5, label=str(feature)
+            values["lag"],
+            series,
+            color=COLOURS[i % len(COLOURS)],
+            marker=mark,
+            markersize=4,
+            linewidth=1.5,
+            label=str(feature),
         )
     axes.invert_xaxis()
     axes.set_ylim(bottom=0)
@@ -61,6 +67,8 @@ def plot(dataset: xr.Dataset, kind: str, file: str | Path) -> None:
         axes = figure.subplots()
         KINDS[kind](influence(dataset), axes)
         axes.set_xlabel("lag (steps back from the window's last step)")
-        windows = int(np.asarray(dataset["committed"]).sum()) if "committed" in dataset.coords else dataset.sizes["time"]
+        windows = (
+            int(np.asarray(dataset["committed"]).sum()) if "committed" in dataset.coords else dataset.sizes["time"]
+        )
         axes.set_title(f"How far back the output listens, {windows:,} windows", loc="left", fontsize="medium")
         figure.savefig(file, dpi=150)

@@ -33,7 +33,9 @@ def open_run(path: str | Path) -> xr.Dataset:
     run = Run.open(path)
     layout = run.layout
     shards = max(1, BLOCK_BYTES // (layout.shard_windows * _window_bytes(run)))
-    dataset = xr.open_zarr(run.results, chunks={"time": layout.shard_windows * shards, "output_step": layout.chunk_steps})
+    dataset = xr.open_zarr(
+        run.results, chunks={"time": layout.shard_windows * shards, "output_step": layout.chunk_steps}
+    )
     committed = np.zeros(layout.windows, bool)
     for record in read_commits(run).values():
         committed[record.start : record.stop] = True
@@ -56,7 +58,9 @@ def sums(dataset: xr.Dataset) -> xr.Dataset:
     jacobian = dataset["jacobian"].chunk()
     blocks = jacobian.data
     chunks = ((1,) * blocks.numblocks[0], *blocks.chunks[1:], (len(SUMS),))
-    parts = da.map_blocks(_block_sums, blocks, dtype=np.float64, chunks=chunks, new_axis=blocks.ndim, meta=np.empty((0,) * 6))
+    parts = da.map_blocks(
+        _block_sums, blocks, dtype=np.float64, chunks=chunks, new_axis=blocks.ndim, meta=np.empty((0,) * 6)
+    )
     totals = parts.sum(axis=0)
     dims = jacobian.dims[1:]
     labels = {name: jacobian[name] for name in dims} | {"input_std": dataset["input_std"]}
@@ -118,7 +122,7 @@ STATISTICS = {"importance": importance, "lag-profile": lag_profile}
 def rows(statistic: xr.Dataset) -> list[dict[str, object]]:
     """One row per label combination, labels first, then statistics; plain Python values, None for NaN."""
     dims = [name for name in ("output_step", "output", "lag", "feature") if name in statistic.dims]
-    names = list(statistic.data_vars)
+    names = [str(name) for name in statistic.data_vars]
     columns = [statistic[name].transpose(*dims).values.reshape(-1).tolist() for name in names]
     labels = [statistic[dim].values.tolist() for dim in dims]
     combinations = np.ndindex(*(len(values) for values in labels))

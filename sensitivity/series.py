@@ -17,7 +17,7 @@ import numpy as np
 
 from .errors import Refused
 from .job import Scaling, SeriesSection
-from .readers import BLOCK_STEPS, Block, Reader, open_reader
+from .readers import Block, Reader, open_reader
 
 INGESTED_VARIABLE, INGESTED_TIME = "series", "time"
 INGESTED_STEPS = 1 << 13  # a chunk of the copy: a worker decompresses little more than the steps of its shard
@@ -144,7 +144,7 @@ class Series:
         Scaled in float64 and then rounded once to the run's dtype.
         """
         values = self._reader.read(*windows.span(start, stop))
-        whole = windows.cut(np.isfinite(values)).all(axis=(1, 2))
+        whole = np.asarray(windows.cut(np.isfinite(values)).all(axis=(1, 2)))
         return windows.cut(((values - self.mean) / self.std).astype(self._dtype)), whole
 
 
@@ -323,7 +323,9 @@ class _Clock:
         return f"row {self._row + i + 1}: {self._text(times[i])} after {self._text(before)}, {what}"
 
     def _text(self, time: Any) -> str:
-        return str(np.datetime64(int(time), "us").astype("datetime64[s]")) if self.axis.kind == "datetime" else str(time)
+        return (
+            str(np.datetime64(int(time), "us").astype("datetime64[s]")) if self.axis.kind == "datetime" else str(time)
+        )
 
     def _refuse(self, rows: list[str]) -> None:
         step = np.timedelta64(int(self.axis.step), "us").astype(object) if self.axis.kind == "datetime" else None

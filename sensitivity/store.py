@@ -129,7 +129,11 @@ def identity(job: Job, survey: Survey, facts: ModelFacts, model: dict[str, str])
 def require_same(run: Run, job: Job, wanted: dict[str, Any]) -> None:
     """Refuse a run directory that holds another job, naming every difference."""
     have = run.content["identity"]
-    differences = [f"{key}: the run has {have.get(key)!r}, the job {value!r}" for key, value in wanted.items() if have.get(key) != value]
+    differences = [
+        f"{key}: the run has {have.get(key)!r}, the job {value!r}"
+        for key, value in wanted.items()
+        if have.get(key) != value
+    ]
     shards = run.layout.shard_windows
     if job.run.shard_windows not in ("auto", shards) and min(job.run.shard_windows, run.layout.windows) != shards:
         differences.append(f"run.shard_windows: the run has {shards}, the job {job.run.shard_windows}")
@@ -187,7 +191,9 @@ def _fill(
         ingest(job.series, survey, path / SERIES)
     windows = Windows(survey.steps, plan.facts.length, job.windows.stride)
     write_template(path / RESULTS, survey, windows, plan.facts, plan.layout)
-    write_json(path / TUNING, {"cpu" if not plan.workers.gpus else "gpu": {"setting": plan.setting.to_json(), "by": "rule"}})
+    write_json(
+        path / TUNING, {"cpu" if not plan.workers.gpus else "gpu": {"setting": plan.setting.to_json(), "by": "rule"}}
+    )
     wanted = identity(job, survey, plan.facts, fingerprints)
     layout = asdict(plan.layout)
     content = {
@@ -213,7 +219,7 @@ def _fill(
 
 def _keep_model(path: Path, job: Job, model: keras.Model) -> None:
     """The model as a file where it is one or can be one; else its weights, to go with the function that builds it."""
-    from .model import fingerprint, load_file
+    from .loading import fingerprint, load_file
 
     if not job.model.is_function:
         shutil.copyfile(job.model.path, path / MODEL)
@@ -230,7 +236,7 @@ def _keep_model(path: Path, job: Job, model: keras.Model) -> None:
 
 def load_run_model(run: Run) -> keras.Model:
     """The run's own copy of the model, checked against its fingerprint and cast to the run's dtype."""
-    from .model import cast, fingerprint, load_file, load_model
+    from .loading import cast, fingerprint, load_file, load_model
 
     if (run.path / MODEL).exists():
         model = load_file(run.path / MODEL)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 import zarr
+from zarr.codecs import BloscCodec
 
 from .plan import Layout
 from .series import Survey, Windows
@@ -23,7 +24,7 @@ JACOBIAN_DIMS = ("time", "output_step", "output", "lag", "feature")
 PREDICTION_DIMS = JACOBIAN_DIMS[:3]
 LABEL_BLOCK = 1 << 20
 # Chosen by tests/benchmarks/codecs.py on real Jacobians.
-CODEC = zarr.codecs.BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle")
+CODEC = BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle")
 
 
 def write_template(path: Path, survey: Survey, windows: Windows, facts: ModelFacts, layout: Layout) -> None:
@@ -77,7 +78,7 @@ def _create(
     shape: tuple[int, ...],
     chunks: tuple[int, ...],
     dtype: str,
-    attributes: dict[str, str],
+    attributes: dict[str, Any],
     *,
     coordinates: str,
 ) -> None:
@@ -98,9 +99,9 @@ def _write_time_and_skipped(group: zarr.Group, survey: Survey, windows: Windows)
     count = windows.count
     head = xr.conventions.encode_cf_variable(_time(survey, windows, 0, min(count, 2)))
     encoding = {key: head.attrs[key] for key in ("units", "calendar") if key in head.attrs}
-    options = {"shape": (count,), "chunks": (min(count, LABEL_BLOCK),), "dimension_names": ("time",)}
+    options: dict[str, Any] = {"shape": (count,), "chunks": (min(count, LABEL_BLOCK),), "dimension_names": ("time",)}
     time = group.create_array("time", dtype=head.dtype, attributes=dict(head.attrs), **options)
-    note = {"long_name": "window touches a missing value of the series and is not computed"}
+    note: dict[str, Any] = {"long_name": "window touches a missing value of the series and is not computed"}
     skipped = group.create_array("skipped", dtype="bool", attributes=note, **options)
     for start in range(0, count, LABEL_BLOCK):
         stop = min(start + LABEL_BLOCK, count)

@@ -144,7 +144,9 @@ class Tuned:
     def _filled(self, windows: np.ndarray) -> np.ndarray:
         short = self.setting.windows_per_call - len(windows)
         shaped = windows.reshape(len(windows), *self.target.facts.input_shape)
-        return np.concatenate([shaped, np.repeat(shaped[-1:], short, axis=0)]) if short else np.ascontiguousarray(shaped)
+        return (
+            np.concatenate([shaped, np.repeat(shaped[-1:], short, axis=0)]) if short else np.ascontiguousarray(shaped)
+        )
 
     def _halve(self) -> None:
         size = self.setting.windows_per_call

@@ -1,4 +1,4 @@
-"""One worker: a model and its compiled kernel, fed shards. Every runner computes shards through this and nothing else."""
+"""One worker: a model and its compiled kernel, fed shards. Every runner computes shards through this."""
 
 from __future__ import annotations
 

@@ -37,7 +37,9 @@ def measure(values: np.ndarray, codec: object) -> tuple[float, float, float]:
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(5):
             path = Path(folder) / f"{repeat}.zarr"
-            array = zarr.create_array(path, shape=values.shape, chunks=values.shape, dtype=values.dtype, compressors=codec)
+            array = zarr.create_array(
+                path, shape=values.shape, chunks=values.shape, dtype=values.dtype, compressors=codec
+            )
             start = time.perf_counter()
             array[:] = values
             written = time.perf_counter()
