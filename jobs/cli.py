@@ -88,6 +88,7 @@ def described(plan: Plan) -> str:
     layout, workers = plan.layout, plan.workers
     each = f"{workers.cpus} core{'s' if workers.cpus > 1 else ''}" + (f", {workers.gpus:g} GPU" if workers.gpus else "")
     lines = [
+        ("features", ", ".join(plan.features) + "  (in the order the model takes them)"),
         ("windows", f"{layout.windows:,}, of which {plan.skipped:,} touch a missing value and are skipped"),
         ("shards", f"{layout.shard_count:,} of {layout.shard_windows:,} windows"),
         ("chunk shape", " × ".join(f"{n:,}" for n in plan.chunk_shape) + "  (time, output_step, output, lag, feature)"),
@@ -139,9 +140,8 @@ def concluded(summary: Summary) -> int:
     if summary.complete:
         click.echo(str(path / "results.zarr"))
         return DONE
-    committed = summary.already + summary.committed
     why = "stopped" if summary.interrupted else f"ended with {len(summary.failed)} failed shards"
-    click.echo(f"{why}: {committed:,} of {summary.shards:,} shards are committed", err=True)
+    click.echo(f"{why}: {summary.done:,} of {summary.shards:,} shards are committed", err=True)
     click.echo(f"to go on:  sensitivity resume {path}", err=True)
     return INCOMPLETE
 

@@ -27,7 +27,7 @@ from .tables import Rows, table
 HOURS, LEAD = 20, 24
 TARGET = "moisture_10cm"
 HELD_OUT = np.datetime64("2016-01-01")
-EPOCHS, BATCH = 10, 128
+EPOCHS, BATCH = 8, 128
 SERIES, MODEL, JOB_FILE, RUN = "schwingbach.csv", "soil.keras", "soil.toml", "runs/soil"
 JOB_TEXT = f"""\
 # By how much will soil moisture have changed in {LEAD} hours, and what decides it?
@@ -65,9 +65,7 @@ def run_demo(path: Path) -> int:
 def _write_inputs(path: Path) -> None:
     with resources.files("jobs").joinpath("data/schwingbach.csv.gz").open("rb") as packed:
         (path / SERIES).write_bytes(gzip.decompress(packed.read()))
-    say(
-        f"Hourly weather and soil moisture at the Schwingbach, Hesse, 2014-2016 (University of Giessen): {path / SERIES}"
-    )
+    say(f"Hourly weather and soil moisture at the Schwingbach, Hesse (University of Giessen): {path / SERIES}")
     _train(path / SERIES, path / MODEL)
     (path / JOB_FILE).write_text(JOB_TEXT)
 
@@ -104,7 +102,7 @@ def _train(series: Path, file: Path) -> None:
             layers.Rescaling(spread),
         ]
     )
-    model.compile(keras.optimizers.Adam(5e-4), loss=keras.losses.Huber(delta=3 * spread))
+    model.compile(keras.optimizers.Adam(5e-4), loss="mse")
     say(f"Training LSTM(120) → Dense(100) → Dense(50) → 1 on {train.sum():,} windows of 2014 and 2015, {EPOCHS} epochs")
     for epoch in range(EPOCHS):
         history = model.fit(windows[train], change[train], batch_size=BATCH, verbose=0)
@@ -113,8 +111,8 @@ def _train(series: Path, file: Path) -> None:
     skill = 1 - np.square(change[test] - predicted).mean() / np.square(change[test]).mean()
     agree = np.corrcoef(predicted, change[test])[0, 1]
     say(
-        f"Held-out 2016, {test.sum():,} windows: the model explains {skill:.0%} of the squared change of the next {LEAD} "
-        f"hours\n(assuming no change explains 0 %), and correlates with it at {agree:.2f}"
+        f"Held-out 2016, {test.sum():,} windows: the model explains {skill:.0%} of the squared change "
+        f"over {LEAD} hours\n(assuming no change explains 0 %), and correlates with it at {agree:.2f}"
     )
     model.save(file)
 
@@ -128,9 +126,7 @@ def _tell(path: Path) -> None:
         {name: row[name] for name in ("feature", "mean_abs", "input_std", "importance", "share")} for row in found
     ]
     print(table(shown, "\nImportance: mean |∂ change / ∂ feature| × the feature's standard deviation, % of volume"))
-    print(
-        table(_profile(dataset), "\nLag profile: the same by lag (hours back), for the five features that matter most")
-    )
+    print(table(_profile(dataset), "\nLag profile: the same by lag (hours back), the five features that matter most"))
     for kind in ("lag-profile", "heatmap"):
         plot(dataset, kind, path / f"{kind}.png")
         say(f"drawn: {path / kind}.png")

@@ -31,11 +31,13 @@ class How:
 
 @dataclass(frozen=True)
 class Summary:
-    """What one call did. computed: windows; rate: windows a second once workers were up."""
+    """What one call did. already, done: shards committed before and after; computed: windows; rate: windows a second
+    once workers were up.
+    """
 
     run: Run
     already: int
-    committed: int
+    done: int
     failed: tuple[Failure, ...]
     shards: int
     computed: int
@@ -44,7 +46,7 @@ class Summary:
 
     @property
     def complete(self) -> bool:
-        return self.already + self.committed == self.shards
+        return self.done == self.shards
 
 
 def run_job(job: Job, how: How) -> Summary:
@@ -122,7 +124,7 @@ def _summary(run: Run, already: int, commits: list[Commit], failures: list[Failu
     return Summary(
         run=run,
         already=already,
-        committed=len(commits),
+        done=len(read_commits(run)) if interrupted else already + len(commits),  # one may have come unheard
         failed=tuple(failures),
         shards=run.layout.shard_count,
         computed=sum(record.computed for record in commits),

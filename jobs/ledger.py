@@ -33,8 +33,15 @@ class Trouble:
     @classmethod
     def of(cls, error: BaseException) -> Trouble:
         text = "".join(traceback.format_exception(error))
-        reason = f"{type(error).__name__}: {error}".strip()
-        return cls(reason[:2000], text[-8000:], socket.gethostname())
+        return cls(f"{type(error).__name__}: {_gist(str(error))}", text[-8000:], socket.gethostname())
+
+
+def _gist(message: str) -> str:
+    """The line of a message that says what is wrong: TensorFlow's stands last, after its own account of the graph."""
+    lines = [line.strip() for line in message.splitlines() if line.strip() and "[[{{node" not in line]
+    if not lines:
+        return "no message"
+    return (lines[-1] if "Graph execution error" in lines[0] else " ".join(lines[:3]))[:500]
 
 
 class Ledger:

@@ -32,14 +32,16 @@ def table(rows: Rows, title: str | None = None) -> str:
     from rich.console import Console
     from rich.table import Table
 
-    drawn = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name, value in rows[0].items():
         drawn.add_column(name, justify="left" if isinstance(value, str) else "right", no_wrap=True)
     for row in rows:
         drawn.add_row(*(_cell(value) for value in row.values()))
-    console = Console(file=io.StringIO(), width=None if sys.stdout.isatty() else 200, color_system=None)
+    text = io.StringIO()
+    console = Console(file=text, width=None if sys.stdout.isatty() else 200, color_system=None)
     console.print(drawn)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip().splitlines())  # type: ignore[attr-defined]
+    lines = [line.rstrip() for line in text.getvalue().rstrip().splitlines()]
+    return "\n".join([title, *lines] if title else lines)
 
 
 def _cell(value: object) -> str:

@@ -39,7 +39,7 @@ class Setting:
     lost: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "lost": list(self.lost)}
 
     def __str__(self) -> str:
         knobs = "XLA" if self.xla else "no XLA"
@@ -109,6 +109,7 @@ class Plan:
     window_bytes: int
     worker_bytes: int
     facts: ModelFacts
+    features: tuple[str, ...]
 
     @property
     def stored_bytes(self) -> int:
@@ -140,6 +141,7 @@ def plan_run(
         window_bytes=size,
         worker_bytes=worker_memory(facts, setting, layout, size),
         facts=facts,
+        features=survey.features,
     )
     _require_room(plan, free_bytes)
     return plan

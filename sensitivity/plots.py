@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from .query import lag_profile
 
-# Okabe & Ito (2008): told apart with any colour vision; marks tell more than eight features apart.
+# Okabe & Ito (2008): told apart with any colour vision; marks and line styles tell more features apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+STYLES = ("-", "--", ":")
 
 
 def influence(dataset: xr.Dataset) -> xr.DataArray:
@@ -30,16 +33,13 @@ def influence(dataset: xr.Dataset) -> xr.DataArray:
 def draw_lag_profile(values: xr.DataArray, axes: Axes) -> None:
     for i, feature in enumerate(values["feature"].values):
         series = values.sel(feature=feature)
-        mark = MARKS[(i // len(COLOURS) + i) % len(MARKS)]
-        axes.plot(
-            values["lag"],
-            series,
-            color=COLOURS[i % len(COLOURS)],
-            marker=mark,
-            markersize=4,
-            linewidth=1.5,
-            label=str(feature),
-        )
+        look: dict[str, Any] = {
+            "color": COLOURS[i % len(COLOURS)],
+            "marker": MARKS[i % len(MARKS)],
+            "label": str(feature),
+        }
+        style = STYLES[i // len(COLOURS) % len(STYLES)]
+        axes.plot(values["lag"], series, linestyle=style, markersize=4, linewidth=1.5, **look)
     axes.invert_xaxis()
     axes.set_ylim(bottom=0)
     axes.set_ylabel("mean |∂output/∂input| × input's std\n(units of the output)")
@@ -66,9 +66,8 @@ def plot(dataset: xr.Dataset, kind: str, file: str | Path) -> None:
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
         KINDS[kind](influence(dataset), axes)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("lag (steps back from the window's last step)")
-        windows = (
-            int(np.asarray(dataset["committed"]).sum()) if "committed" in dataset.coords else dataset.sizes["time"]
-        )
+        windows = int(np.asarray(dataset["committed"] & ~dataset["skipped"]).sum())
         axes.set_title(f"How far back the output listens, {windows:,} windows", loc="left", fontsize="medium")
         figure.savefig(file, dpi=150)

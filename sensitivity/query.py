@@ -32,19 +32,29 @@ def open_run(path: str | Path) -> xr.Dataset:
     """
     run = Run.open(path)
     layout = run.layout
-    shards = max(1, BLOCK_BYTES // (layout.shard_windows * _window_bytes(run)))
-    dataset = xr.open_zarr(
-        run.results, chunks={"time": layout.shard_windows * shards, "output_step": layout.chunk_steps}
-    )
     committed = np.zeros(layout.windows, bool)
     for record in read_commits(run).values():
         committed[record.start : record.stop] = True
-    dataset = dataset.assign_coords(committed=("time", committed))
-    if not committed.all():  # an uncommitted shard may have been written in part
-        for name in ("jacobian", "prediction"):
-            dataset[name] = dataset[name].where(dataset.committed)
-    dataset.attrs.update(run=str(run.path), features=len(run.survey.features))
-    return dataset
+    # A block per shard where some are missing: then a block is read either whole or not at all.
+    shards = max(1, BLOCK_BYTES // (layout.shard_windows * _window_bytes(run))) if committed.all() else 1
+    blocks = {"time": layout.shard_windows * shards, "output_step": layout.chunk_steps}
+    dataset = xr.open_zarr(run.results, chunks=None).assign_coords(committed=("time", committed))
+    for name in ("jacobian", "prediction"):
+        dataset[name] = dataset[name].chunk(blocks)
+        if not committed.all():
+            dataset[name] = dataset[name].copy(data=_masked(dataset[name].data, committed))
+    return dataset.assign_attrs(run=str(run.path))
+
+
+def _masked(array: da.Array, served: np.ndarray) -> da.Array:
+    """`array` with NaN for what is not served, which is not even read: it may be there in part, or torn."""
+    borders = [0, *(np.flatnonzero(np.diff(served)) + 1).tolist(), len(served)]
+    spans = [array[start:stop] for start, stop in zip(borders, borders[1:], strict=False)]
+    parts = [
+        span if served[start] else da.full(span.shape, np.nan, dtype=span.dtype, chunks=span.chunks)
+        for start, span in zip(borders, spans, strict=False)
+    ]
+    return da.concatenate(parts)
 
 
 def _window_bytes(run: Run) -> int:

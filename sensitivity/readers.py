@@ -216,7 +216,9 @@ def _open_zarr(path: str, time: str | None, features: Sequence[str] | None) -> R
 
     if isinstance(node := zarr.open(path, mode="r"), zarr.Array):
         return _Matrix(path, node, time, features)
-    return _Dataset(path, _open_dataset(path, engine="zarr", consolidated=False), time, features)
+    dataset = _open_dataset(path, engine="zarr", consolidated=False)
+    in_order = dataset[sorted(dataset.data_vars, key=str)]  # a group lists its arrays in any order
+    return _Dataset(path, in_order, time, features)
 
 
 def _time_variable(dataset: Any, time: str | None) -> Any:

@@ -8,6 +8,7 @@ cannot be read by slices (CSV, Parquet) is copied once into a Zarr store that ca
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -154,17 +155,16 @@ def survey(section: SeriesSection) -> Survey:
     if section.scaling:
         section.scaling.require(len(reader.features))
     clock, sums = _Clock(section), _Sums(len(reader.features))
-    digest = hashlib.blake2b(digest_size=16)
+    of_times, of_values = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
     for block in reader.blocks():
         times = clock.read(block)
         sums.add(block.values)
-        digest.update(times.tobytes() if times is not None else b"")
-        digest.update((block.values + 0.0).tobytes())  # + 0.0: one zero, not two
+        of_times.update(times.tobytes() if times is not None else b"")
+        of_values.update(np.where(np.isnan(block.values), np.nan, block.values + 0.0).tobytes())  # one NaN, one zero
     if not sums.steps:
         raise Refused("series.path", given=f"{section.path} (no steps)", allowed="one step or more", remedy="fill it")
-    return Survey(
-        reader.features, sums.steps, clock.axis, tuple(sums.missing), *sums.mean_and_std(), digest.hexdigest()
-    )
+    fingerprint = hashlib.blake2b(of_times.digest() + of_values.digest(), digest_size=16).hexdigest()
+    return Survey(reader.features, sums.steps, clock.axis, tuple(sums.missing), *sums.mean_and_std(), fingerprint)
 
 
 def ingest(section: SeriesSection, survey: Survey, path: Path) -> None:
@@ -292,7 +292,9 @@ class _Clock:
             self._require(np.isfinite(values), times, "a missing time")
             return values.astype(np.float64 if values.dtype.kind == "f" else np.int64), "number"
         if values.dtype.kind != "M":
-            parsed = pd.to_datetime(pd.Series(times), errors="coerce", utc=True)
+            with warnings.catch_warnings():  # pandas warns of what is about to be refused with its row
+                warnings.simplefilter("ignore", UserWarning)
+                parsed = pd.to_datetime(pd.Series(times), errors="coerce", utc=True)
             values = parsed.dt.tz_localize(None).to_numpy()
         self._require(~np.isnat(values), times, "no time that can be read")
         return values.astype("datetime64[us]").astype(np.int64), "datetime"
@@ -349,12 +351,10 @@ def _axis(times: np.ndarray, kind: str) -> TimeAxis:
 
 
 def _months(times: np.ndarray) -> str | None:
-    """The pandas frequency of dates that all stand at the start or all at the end of every k-th month."""
+    """The pandas frequency of dates that stand at the start, or all at the end, of every k-th month."""
     import pandas as pd
 
     dates = pd.DatetimeIndex(times.astype("datetime64[us]"))
-    months = set(np.diff(dates.year * 12 + dates.month))
-    if len(months) != 1 or min(months) < 1:
-        return None
+    months = int(np.median(np.diff(dates.year * 12 + dates.month)))
     anchor = "MS" if dates.is_month_start.all() else "ME" if dates.is_month_end.all() else None
-    return f"{months.pop()}{anchor}" if anchor else None
+    return f"{months}{anchor}" if anchor and months > 0 else None

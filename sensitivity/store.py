@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .durable import read_json, sync_files, write_json
 from .errors import Refused
 from .job import Job, SeriesSection
@@ -243,6 +245,7 @@ def load_run_model(run: Run) -> keras.Model:
         model = cast(model, run.job.run.dtype)
     else:
         model = load_model(run.job.model, run.job.directory, run.job.run.dtype)
+        model(np.zeros((1, *run.facts.input_shape), run.facts.dtype))  # builds a model that waits for its input
         model.load_weights(run.path / WEIGHTS)
     if fingerprint(model) != run.content["fingerprints"]["model"]:
         raise Refused(

@@ -1,0 +1,118 @@
+"""Shared by all tests: small models and series, one Ray session, one compiled run."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+FEATURES = ("rain", "heat")
+
+
+@pytest.fixture(scope="session")
+def ray_session():
+    """A local Ray with two logical GPUs that every test shares; runs started meanwhile use it and leave it open."""
+    import ray
+
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    ray.init(address="local", num_cpus=2, num_gpus=2, **quiet)
+    yield
+    ray.shutdown()
+
+
+def frame(steps: int, features: tuple[str, ...] = FEATURES, seed: int = 0) -> pd.DataFrame:
+    """An hourly series of random values."""
+    values = np.random.default_rng(seed).standard_normal((steps, len(features)))
+    table = pd.DataFrame(values, columns=list(features))
+    table.insert(0, "time", pd.date_range("2020-01-01", periods=steps, freq="h"))
+    return table
+
+
+def sequential(input_shape: tuple[int | None, ...], *layers: Any):
+    """A model with the same weights each time."""
+    import keras
+
+    model = keras.Sequential([keras.Input(input_shape), *layers])
+    random = np.random.default_rng(1)
+    model.set_weights([random.uniform(-0.5, 0.5, weight.shape) for weight in model.get_weights()])
+    return model
+
+
+def tape_jacobian(model, windows: np.ndarray) -> np.ndarray:
+    """What people write today: the reference for every kernel, `(batch, *target, *source)`."""
+    import tensorflow as tf
+
+    source = tf.constant(windows)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(source)
+        prediction = model(source)
+        flat = tf.reshape(prediction, (len(windows), -1))
+    rows = tape.batch_jacobian(flat, source, experimental_use_pfor=False)
+    return rows.numpy().reshape(*prediction.shape, *windows.shape[1:])
+
+
+def worst(found: np.ndarray, expected: np.ndarray) -> float:
+    """Largest difference, relative to the largest entry expected."""
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def cut(values: np.ndarray, length: int, stride: int = 1) -> np.ndarray:
+    """Windows `(window, lag, feature)` by plain slicing: independent of the product's own geometry."""
+    starts = range(0, len(values) - length + 1, stride)
+    return np.stack([values[start : start + length] for start in starts])
+
+
+@pytest.fixture
+def write_job(tmp_path: Path) -> Callable[..., Path]:
+    """Write a job file with a small dense model and a CSV, or what is given instead; returns the job file's path."""
+
+    def write(model: Any = None, series: Any = None, text: str = "", **sections: dict[str, Any]) -> Path:
+        from keras import layers
+
+        if isinstance(model, dict):
+            sections["model"], model = model, None
+        if isinstance(series, dict):
+            sections["series"], series = series, None
+        if model is None:
+            model = sequential((6, len(FEATURES)), layers.Flatten(), layers.Dense(4, "tanh"), layers.Dense(1))
+        model.save(tmp_path / "model.keras")
+        (frame(60) if series is None else series).to_csv(tmp_path / "series.csv", index=False)
+        content: dict[str, dict[str, Any]] = {
+            "model": {"path": "model.keras"},
+            "series": {"path": "series.csv", "time": "time"},
+            "run": {"path": "run"},
+        }
+        for name, section in sections.items():
+            content.setdefault(name, {}).update(section)
+        file = tmp_path / "job.toml"
+        file.write_text(toml(content) + text)
+        return file
+
+    return write
+
+
+def toml(content: dict[str, dict[str, Any]]) -> str:
+    lines = []
+    for section, keys in content.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {_value(value)}" for key, value in keys.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + "}"
+    return repr(value) if isinstance(value, (int, float)) else f'"{value}"'

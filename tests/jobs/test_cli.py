@@ -1,0 +1,213 @@
+"""The commands as a user types them: exit status, stdout for results, stderr for messages."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from keras import layers
+
+from jobs.cli import main
+from jobs.tables import render
+from tests.conftest import frame, sequential
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_help_is_quick_and_names_every_command():
+    code = "import sys, time; t = time.perf_counter(); from jobs.cli import main\n"
+    code += "try: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print([m for m in ('tensorflow', 'ray', 'xarray', 'pandas', 'pydantic') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    commands = ("demo", "plan", "run", "resume", "status", "verify", "query", "plot")
+    assert all(f"\n  {command} " in done.stdout for command in commands)
+
+
+def coupled():
+    source = keras.Input((6, 2))
+    return keras.Model(source, layers.BatchNormalization(name="norm")(source, training=True))
+
+
+def stateful():
+    source = keras.Input((6, 2), batch_size=1)
+    return keras.Model(source, layers.LSTM(2, stateful=True, name="memory")(source))
+
+
+def broken_times():
+    table = frame(60)
+    table.loc[[10, 11], "time"] = table.loc[[11, 10], "time"].to_numpy()
+    return table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        ({"windows": {"lenght": 6}}, "windows.lenght"),
+        ({"windows": {"length": 7}}, "windows.length"),
+        ({"windows": {"stride": 0}}, "windows.stride"),
+        ({"series": {"path": "absent.csv"}}, "series.path"),
+        ({"series": {"features": ["rain", "snow"]}}, "series.features"),
+        ({"series": {"features": ["rain"]}}, "series.features"),
+        ({"series": {"scaling": {"mean": [0.0], "std": [1.0]}}}, "series.scaling"),
+        ({"model": {"path": "absent.keras"}}, "model.path"),
+        ({"model": {"path": "no_module:build"}}, "model.path"),
+        ({"model": {"path": "s3://bucket/model.keras"}}, "model.path"),
+        ({"run": {"memory_per_worker": "300MB"}}, "run.memory_per_worker"),
+        ({"run": {"memory_per_worker": "900TB"}}, "run.memory_per_worker"),
+        ({"run": {"workers": 4000}}, "run.workers"),
+        ({"run": {"gpus_per_worker": 1}}, "run.gpus_per_worker"),
+        ({"sensitivity": {"of": "flow"}}, "sensitivity.of"),
+        ({"model": coupled}, "'norm'"),
+        ({"model": stateful}, "'memory'"),
+        ({"series": lambda: frame(5)}, "windows.length"),
+        ({"series": lambda: frame(60, ("rain", "heat", "wind"))}, "series.features"),
+        ({"series": broken_times}, "row 11"),
+    ],
+    ids=str,
+)
+def test_what_is_invalid_is_explained_on_one_screen_and_nothing_is_written(write_job, tmp_path, arguments, key):
+    file = write_job(**{name: value() if callable(value) else value for name, value in arguments.items()})
+    before = sorted(tmp_path.rglob("*"))
+    for command in (["plan", file], ["run", file, "--serial"]):
+        result = call(*command)
+        assert result.exit_code == 2, result.stderr
+        assert key in result.stderr
+        assert all(word in result.stderr for word in ("given", "allowed", "do  "))
+        assert len(result.stderr.splitlines()) <= 24
+        assert result.stdout == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_kernel_gradient_for_several_outputs_is_refused(write_job):
+    model = sequential((6, 2), layers.Flatten(), layers.Dense(3))
+    result = call("run", write_job(model, sensitivity={"kernel": "gradient"}), "--serial")
+    assert result.exit_code == 2
+    assert "sensitivity.kernel" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["status"], ["verify"], ["resume"], ["query"], ["plot"]])
+def test_what_is_no_run_is_refused(tmp_path, command):
+    extra = {"query": ["importance"], "plot": ["heatmap", "-o", tmp_path / "x.png"]}.get(command[0], [])
+    result = call(*command, tmp_path / "nowhere", *extra)
+    assert result.exit_code == 2
+    assert "run directory is refused" in result.stderr
+
+
+def test_plan_says_what_will_be_done_and_writes_nothing(write_job, tmp_path):
+    table = frame(60)
+    table.loc[20, "rain"] = np.nan
+    result = call("plan", write_job(series=table, run={"workers": 1, "shard_windows": 10}))
+    assert result.exit_code == 0, result.stderr
+    lines = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    assert lines["windows"] == "55, of which 6 touch a missing value and are skipped"
+    assert lines["shards"] == "6 of 10 windows"
+    assert lines["chunk"].startswith("shape      10 × 1 × 1 × 6 × 2")
+    assert "2,860 bytes" in lines["to"]
+    assert lines["workers"].startswith("1 of 1 core")
+    assert "projected" in lines
+    assert lines["kernel"].startswith("gradient, 10 windows a call")
+    assert "audit" in lines
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def finished(write_job, tmp_path) -> Path:
+    result = call("run", write_job(run={"shard_windows": 10}), "--serial")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.strip() == str(tmp_path / "run" / "results.zarr")
+    assert "0 of 6 shards are committed, 6 to compute" in result.stderr
+    return tmp_path / "run"
+
+
+def test_run_status_verify_query_plot(finished, tmp_path):
+    status = call("status", finished)
+    assert status.exit_code == 0
+    assert "6 done, 0 failed, 0 missing, of 6" in status.stdout
+    assert "6 shards at attempt 1" in status.stdout
+    verified = call("verify", finished)
+    assert verified.exit_code == 0
+    assert "12 chunks, all as committed" in verified.stdout
+
+    as_json = json.loads(call("query", finished, "importance", "--format", "json").stdout)
+    assert [row["feature"] for row in as_json] == ["rain", "heat"]
+    assert {"output_step", "output", "feature", "count", "importance", "share"} <= set(as_json[0])
+    as_csv = list(csv.DictReader(io.StringIO(call("query", finished, "lag-profile", "--format", "csv").stdout)))
+    assert len(as_csv) == 6 * 2
+    assert list(as_csv[0])[:4] == ["output_step", "output", "lag", "feature"]
+    assert "mean_abs" in call("query", finished, "lag-profile").stdout
+    assert call("plot", finished, "heatmap", "-o", tmp_path / "x.png").exit_code == 0
+    assert (tmp_path / "x.png").stat().st_size > 5000
+    assert call("plot", finished, "heatmap", "-o", tmp_path / "x.bmp").exit_code == 2
+    assert call("plot", finished, "heatmap", "-o", tmp_path / "no" / "x.png").exit_code == 2
+
+
+def test_damage_is_found_and_an_incomplete_run_says_so(finished):
+    (finished / "results.zarr" / "jacobian" / "c.2.0.0.0.0").write_bytes(b"damage")
+    result = call("verify", finished)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("shard 2: jacobian/c.2.0.0.0.0: ")
+    (finished / "commits" / "00000002.json").unlink()
+    assert call("verify", finished).exit_code == 0
+    assert "1 missing" in call("status", finished).stdout
+    query = call("query", finished, "importance", "--format", "json")
+    assert "the run is not complete: 45 of 55 windows" in query.stderr
+    assert json.loads(query.stdout)[0]["count"] == 45
+    assert call("resume", finished, "--serial").exit_code == 0
+    assert call("verify", finished).exit_code == 0
+
+
+def test_a_second_run_does_nothing_and_another_job_is_refused(finished, tmp_path):
+    again = call("run", tmp_path / "job.toml", "--serial")
+    assert again.exit_code == 0
+    assert "6 of 6 shards are committed, 0 to compute" in again.stderr
+    frame(60, seed=9).to_csv(tmp_path / "series.csv", index=False)
+    other = call("run", tmp_path / "job.toml", "--serial")
+    assert other.exit_code == 2
+    assert "series content" in other.stderr
+
+
+def test_a_failed_shard_ends_in_exit_one_and_shows_in_status(finished, monkeypatch):
+    from sensitivity.worker import Worker
+
+    (finished / "commits" / "00000001.json").unlink()
+    monkeypatch.setattr(Worker, "compute", lambda *_: (_ for _ in ()).throw(RuntimeError("no such weather")))
+    result = call("resume", finished, "--serial")
+    assert result.exit_code == 1
+    assert "shard 1 (windows 10–19) failed 3 times: RuntimeError: no such weather" in result.stderr
+    assert f"sensitivity resume {finished}" in result.stderr
+    assert result.stdout == ""
+    status = call("status", finished).stdout
+    assert "5 done, 1 failed, 0 missing" in status
+    assert "no such weather" in status
+
+
+def test_projected_memory_covers_the_real_peak(write_job):
+    """A real worker in a process of its own: its peak stays under the plan, and the plan is not twice too high."""
+    model = sequential((20, 2), layers.LSTM(64), layers.Dense(1))
+    file = write_job(model, frame(3000))
+    planned = next(line for line in call("plan", file).stdout.splitlines() if line.startswith("projected memory"))
+    projected = float(planned.split()[2]) * {"MB": 1e6, "GB": 1e9}[planned.split()[3]]
+    code = "from jobs.cli import main; main()"
+    subprocess.run([sys.executable, "-c", code, "run", str(file), "--serial"], check=True, capture_output=True)
+    records = [json.loads(path.read_text()) for path in (file.parent / "run" / "commits").glob("*.json")]
+    peak = max(record["peak_memory"] for record in records)
+    assert peak <= projected <= 2 * peak
+
+
+def test_tables_are_rows_of_labels_and_numbers():
+    rows = [{"feature": "rain", "count": 12345, "mean": 0.000123456, "share": None}]
+    assert json.loads(render(rows, "json")) == rows
+    assert render(rows, "csv") == "feature,count,mean,share\nrain,12345,0.000123456,"
+    text = render(rows, "table")
+    assert all(part in text for part in ("feature", "12,345", "0.0001235", "–"))

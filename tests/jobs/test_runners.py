@@ -1,0 +1,245 @@
+"""Both runners, the same store: bit for bit, whatever dies on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import xarray as xr
+from keras import layers
+
+from jobs import ray_runner
+from jobs.driver import How, resume, run_job
+from sensitivity.commits import read_commits, read_failures
+from sensitivity.job import Job
+from sensitivity.store import Run
+from tests.conftest import cut, frame, sequential, tape_jacobian, worst
+
+SENSITIVITY = [sys.executable, "-c", "from jobs.cli import main; main()"]
+
+
+def lstm_job(write_job, steps: int = 400, **sections):
+    model = sequential((6, 2), layers.LSTM(5, activation="relu"), layers.Dense(3), layers.Dense(1))
+    return write_job(model, frame(steps), **{"run": {"shard_windows": 50}, **sections})
+
+
+def rerouted(file: Path, name: str, old: str = "run") -> Path:
+    """The same job into another run directory."""
+    other = file.with_name(f"{name}.toml")
+    other.write_text(file.read_text().replace(f'path = "{old}"', f'path = "{name}"'))
+    return other
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """Every byte of the store."""
+    store = run / "results.zarr"
+    return {str(file.relative_to(store)): file.read_bytes() for file in sorted(store.rglob("*")) if file.is_file()}
+
+
+def test_ray_and_serial_give_the_same_bytes_and_the_tapes_numbers(write_job, ray_session, tmp_path):
+    file = lstm_job(write_job)
+    for name, how in (("parallel", How()), ("again", How()), ("serial", How(serial=True))):
+        summary = run_job(Job.load(rerouted(file, name)), how)
+        assert summary.complete
+        assert summary.computed == 395
+    assert contents(tmp_path / "parallel") == contents(tmp_path / "again") == contents(tmp_path / "serial")
+    commits = read_commits(Run.open(tmp_path / "parallel")).values()
+    assert {record.attempt for record in commits} == {1}
+    dataset = xr.open_zarr(tmp_path / "parallel" / "results.zarr")
+    import keras
+
+    model = keras.models.load_model(tmp_path / "model.keras")
+    windows = cut(frame(400)[["rain", "heat"]].to_numpy("float32"), 6)
+    assert worst(dataset["jacobian"].values[:, 0], tape_jacobian(model, windows)) < 1e-5
+
+
+def test_sequence_to_sequence(write_job, tmp_path):
+    model = sequential((100, 1), layers.LSTM(4, return_sequences=True), layers.TimeDistributed(layers.Dense(1)))
+    table = frame(109, ("rain",))
+    summary = run_job(Job.load(write_job(model, table)), How(serial=True))
+    assert summary.complete
+    dataset = xr.open_zarr(tmp_path / "run" / "results.zarr")
+    assert dataset["jacobian"].shape == (10, 100, 1, 100, 1)
+    windows = tf.constant(cut(table[["rain"]].to_numpy("float32"), 100))
+    for step in (0, 57, 99):
+        with tf.GradientTape() as tape:
+            tape.watch(windows)
+            output = model(windows)[:, step]
+        assert worst(dataset["jacobian"].values[:, step, 0], tape.gradient(output, windows).numpy()) < 1e-5
+    above = np.triu(np.ones((100, 100), bool), 1)
+    assert not dataset["jacobian"].values[:, :, 0, :, 0][:, above].any()
+
+
+def test_a_second_run_computes_only_what_is_missing(write_job, ray_session, tmp_path, capsys):
+    job = Job.load(lstm_job(write_job))
+    run_job(job, How(serial=True))
+    before = contents(tmp_path / "run")
+    for index in (1, 5):
+        (tmp_path / "run" / "commits" / f"{index:08d}.json").unlink()
+    summary = run_job(job, How())
+    assert (summary.already, summary.done) == (6, 8)
+    assert "6 of 8 shards are committed, 2 to compute" in capsys.readouterr().err
+    (tmp_path / "run" / "commits" / "00000007.json").unlink()
+    (tmp_path / "job.toml").unlink()
+    (tmp_path / "model.keras").unlink()
+    (tmp_path / "series.csv").unlink()
+    assert resume(tmp_path / "run", How(serial=True)).already == 7
+    assert contents(tmp_path / "run") == before
+
+
+POISON = """
+import os, signal, sys
+import keras, tensorflow as tf
+from keras import layers
+
+def harm(windows):
+    if windows.max() > 50:
+        {harm}
+    return windows
+
+@tf.custom_gradient
+def checked(windows):
+    harmless = tf.ensure_shape(tf.numpy_function(harm, [windows], tf.float32), windows.shape)
+    return harmless, lambda upstream: upstream
+
+def build():
+    keras.utils.set_random_seed(1)
+    source = keras.Input((6, 2))
+    safe = layers.Lambda(checked, output_shape=(6, 2))(source)
+    return keras.Model(source, layers.Dense(1)(layers.Flatten()(safe)))
+"""
+
+
+def poisoned(write_job, tmp_path: Path, harm: str, name: str) -> Job:
+    """A job whose model comes to harm on the windows of shard 3."""
+    (tmp_path / f"{name}.py").write_text(POISON.format(harm=harm))
+    table = frame(200)
+    table.loc[180, "rain"] = 100.0
+    file = write_job(series=table, run={"shard_windows": 50})
+    file.write_text(file.read_text().replace('path = "model.keras"', f'path = "{name}:build"'))
+    return Job.load(file)
+
+
+@pytest.mark.parametrize("how", [How(), How(serial=True)], ids=["ray", "serial"])
+def test_a_shard_that_fails_three_times_is_recorded_and_the_others_go_on(write_job, ray_session, tmp_path, how):
+    name = f"raising_{'serial' if how.serial else 'ray'}"
+    job = poisoned(write_job, tmp_path, 'raise RuntimeError("too much rain")', name)
+    summary = run_job(job, how)
+    assert not summary.complete
+    assert [(failure.shard, failure.attempts) for failure in summary.failed] == [(3, 3)]
+    run = Run.open(tmp_path / "run")
+    assert sorted(read_commits(run)) == [0, 1, 2]
+    assert "too much rain" in read_failures(run)[3].reason
+
+
+def test_a_worker_that_dies_is_replaced_and_only_its_shard_is_blamed(write_job, ray_session, tmp_path):
+    flag = tmp_path / "died"
+    harm = f"os.path.exists({str(flag)!r}) or (open({str(flag)!r}, 'w').close(), os.kill(os.getpid(), 9))"
+    summary = run_job(poisoned(write_job, tmp_path, harm, "dying_once"), How())
+    assert summary.complete
+    attempts = {index: record.attempt for index, record in read_commits(summary.run).items()}
+    assert attempts == {0: 1, 1: 1, 2: 1, 3: 2}
+
+
+def test_a_shard_that_kills_every_worker_is_given_up(write_job, ray_session, tmp_path):
+    summary = run_job(poisoned(write_job, tmp_path, "os.kill(os.getpid(), 9)", "deadly"), How())
+    assert [(failure.shard, failure.attempts) for failure in summary.failed] == [(3, 3)]
+    assert summary.done == 3
+
+
+def test_workers_are_placed_on_the_clusters_gpus(write_job, ray_session, tmp_path, monkeypatch):
+    """Two logical GPUs: workers ask Ray for one each and compute on what is really there."""
+    hired = []
+    options = ray_runner.ray.actor.ActorClass.options
+    monkeypatch.setattr(
+        ray_runner.ray.actor.ActorClass, "options", lambda self, **given: hired.append(given) or options(self, **given)
+    )
+    summary = run_job(Job.load(write_job(run={"shard_windows": 20})), How(address="auto"))
+    assert summary.complete
+    assert [(one["num_gpus"], one["num_cpus"]) for one in hired] == [(1.0, 1), (1.0, 1)]
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*SENSITIVITY, *arguments], cwd=cwd, stdout=pipe, stderr=pipe, text=True)
+
+
+def committed(run: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in (run / "commits").glob("0*.json")}
+
+
+def wait_for_commits(run: Path, count: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 90
+    while len(list((run / "commits").glob("0*.json"))) < count:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+
+
+def kill_driver_and_workers(process: subprocess.Popen, run: Path) -> None:
+    """SIGKILL: the driver, and every worker that has committed anything since it started."""
+    workers = {json.loads(content)["pid"] for content in committed(run).values()}
+    process.kill()
+    for pid in workers:
+        try:
+            if "ShardWorker" in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    process.communicate()
+
+
+def settled(run: Path) -> dict[str, bytes]:
+    """The commit records once no orphaned worker adds to them any more."""
+    before = committed(run)
+    while True:
+        time.sleep(1.0)
+        after = committed(run)
+        if after == before:
+            return after
+        before = after
+
+
+def test_killed_at_three_moments_and_resumed_nothing_is_lost_or_computed_twice(write_job, tmp_path):
+    file = lstm_job(write_job, steps=6005, sensitivity={"windows_per_call": 2}, run={"shard_windows": 100})
+    run_job(Job.load(rerouted(file, "undisturbed")), How(serial=True))
+    run = tmp_path / "run"
+    for moment in (1, 15, 30):
+        process = start("run", "job.toml", cwd=tmp_path)
+        (run / "commits").exists() or time.sleep(0.1)
+        wait_for_commits(run, moment, process)
+        kill_driver_and_workers(process, run)
+        before = settled(run)
+        assert moment <= len(before) < 60
+    process = start("resume", "run", cwd=tmp_path)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert f"{len(before)} of 60 shards are committed, {60 - len(before)} to compute" in err
+    assert out.strip() == str(run / "results.zarr")
+    after = committed(run)
+    assert len(after) == 60
+    assert {name: after[name] for name in before} == before
+    assert contents(run) == contents(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("options", [("--serial",), ()], ids=["serial", "ray"])
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(write_job, tmp_path, options):
+    lstm_job(write_job, steps=20_005, sensitivity={"windows_per_call": 2}, run={"shard_windows": 100})
+    process = start("run", "job.toml", *options, cwd=tmp_path)
+    wait_for_commits(tmp_path / "run", 2, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert out == ""
+    assert "Traceback" not in err
+    done = len(committed(tmp_path / "run"))
+    assert f"stopped: {done} of 200 shards are committed" in err
+    assert f"sensitivity resume {tmp_path / 'run'}" in err

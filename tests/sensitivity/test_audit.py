@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from sensitivity.audit import audit, require_independent
+from sensitivity.errors import Refused
+from sensitivity.model import Target, describe_call
+from sensitivity.plan import Setting
+from sensitivity.tuning import Tuned
+from tests.conftest import sequential
+
+SHAPE = (6, 2)
+
+
+def windows_of(count: int = 5) -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((count, *SHAPE)).astype("float32")
+
+
+def through(*stages):
+    source = value = keras.Input(SHAPE)
+    for stage in stages:
+        value = stage(value)
+    return keras.Model(source, layers.Dense(1, name="head")(layers.Flatten()(value)))
+
+
+class Coupled(keras.Model):
+    """Subclassed: the audit sees no graph, only calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = through(lambda x: layers.BatchNormalization(name="deep_norm")(x, training=True))
+
+    def call(self, windows):
+        return self.inner(windows)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "what"),
+    [
+        (
+            lambda: through(lambda x: layers.BatchNormalization(name="norm")(x, training=True)),
+            "norm",
+            "influence each other",
+        ),
+        (
+            lambda: through(layers.Lambda(lambda x: x - tf.reduce_mean(x, axis=0, keepdims=True), name="centred")),
+            "centred",
+            "influence each other",
+        ),
+        (Coupled, "deep_norm", "influence each other"),
+        (
+            lambda: through(lambda x: layers.Dropout(0.5, name="drop")(x, training=True)),
+            "drop",
+            "differently each time",
+        ),
+    ],
+)
+def test_a_model_without_single_jacobians_is_refused_by_the_layers_name(model, name, what):
+    model = model()
+    target = Target(model, describe_call(model, SHAPE, of="output", dtype="float32"))
+    with pytest.raises(Refused, match=what) as refusal:
+        require_independent(target, windows_of())
+    assert f"layer '{name}'" in str(refusal.value)
+
+
+def test_a_stateful_layer_is_refused_by_its_name():
+    source = keras.Input(SHAPE, batch_size=5)
+    model = keras.Model(source, layers.LSTM(2, stateful=True, name="memory")(source))
+    with pytest.raises(Refused, match="layer 'memory' keeps its state"):
+        require_independent(Target(model, None), windows_of())
+
+
+def kernel_and_target(model):
+    facts = describe_call(model, SHAPE, of="output", dtype="float32")
+    target = Target(model, facts)
+    return Tuned(target, Setting("batch_jacobian", 5, experimental_use_pfor=False)), target
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: sequential(SHAPE, layers.LSTM(3, return_sequences=True), layers.Dense(2)),
+        lambda: through(layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(4, activation="relu")),
+        lambda: sequential((12,), layers.Dense(3, activation="tanh")),
+    ],
+)
+def test_a_sound_model_passes_with_small_figures(model):
+    model = model()
+    shape = model.input_shape[1:]
+    facts = describe_call(model, shape, of="output", dtype="float32")
+    target = Target(model, facts)
+    figures = audit(target, Tuned(target, Setting("batch_jacobian", 5)), windows_of(3))
+    assert figures.vjp_error < 1e-5
+    assert figures.difference_error < 1e-3
+
+
+def test_a_wrong_kernel_is_refused():
+    kernel, target = kernel_and_target(through(layers.Dense(3)))
+    with pytest.raises(Refused, match="vector-Jacobian product"):
+        audit(target, lambda samples: (kernel(samples)[0], 1.001 * kernel(samples)[1]), windows_of())
+
+
+@keras.saving.register_keras_serializable()
+class StraightThrough(layers.Layer):
+    def call(self, x):
+        return tf.grad_pass_through(tf.round)(x)
+
+
+def test_a_replaced_gradient_is_reported_not_refused():
+    kernel, target = kernel_and_target(through(StraightThrough()))
+    figures = audit(target, kernel, windows_of())
+    assert figures.vjp_error < 1e-5
+    assert figures.difference_error > 0.1
+
+
+def test_a_model_without_a_float64_twin_is_audited_all_the_same():
+    kernel, target = kernel_and_target(through(layers.Lambda(lambda x: tf.cast(x, tf.float32) * tf.constant(2.0))))
+    assert audit(target, kernel, windows_of()).difference_error is None

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from sensitivity.errors import Refused
+from sensitivity.job import ModelSection, WindowsSection
+from sensitivity.loading import cast, fingerprint, load_file, load_model
+from sensitivity.model import ModelFacts, Target, describe
+from tests.conftest import sequential
+
+MODULE = """
+import keras
+from keras import layers
+
+class Twice(keras.Model):
+    def __init__(self, units):
+        super().__init__()
+        self.hidden = layers.Dense(units)
+        self.flat = layers.Flatten()
+    def call(self, windows):
+        return 2 * self.flat(self.hidden(windows))
+
+def subclassed():
+    return Twice(3)
+
+def nothing():
+    return None
+
+def broken():
+    raise OSError("no weights here")
+"""
+
+
+def lstm(**options):
+    return sequential((None, 3), layers.LSTM(4, **options), layers.Dense(2))
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "shape", "steps", "outputs"),
+    [
+        (lambda: lstm(), 5, (5, 3), 1, ("output_0", "output_1")),
+        (lambda: lstm(return_sequences=True), 5, (5, 3), 5, ("output_0", "output_1")),
+        (lambda: sequential((4, 3), layers.Flatten(), layers.Dense(1)), None, (4, 3), 1, ("output",)),
+        (lambda: sequential((12,), layers.Dense(1)), 4, (12,), 1, ("output",)),
+        (lambda: sequential((4, 3), layers.Flatten(), layers.Dense(1), layers.Reshape(())), 4, (4, 3), 1, ("output",)),
+    ],
+)
+def test_shapes_and_names(model, length, shape, steps, outputs):
+    facts = describe(model(), WindowsSection(length=length), 3)
+    assert (facts.input_shape, facts.output_steps, facts.outputs) == (shape, steps, outputs)
+    assert facts.target_size == steps * len(outputs)
+    assert ModelFacts.from_json(facts.to_json()) == facts
+
+
+def two_headed(steps: int | None = None):
+    source = keras.Input((4, 3))
+    hidden = layers.LSTM(3, return_sequences=steps is not None)(source)
+    last = layers.Flatten()(source)
+    return keras.Model(
+        source, {"flow": layers.Dense(2, name="flow")(hidden), "heat": layers.Dense(1, name="heat")(last)}
+    )
+
+
+def test_several_outputs_stand_side_by_side():
+    model = two_headed()
+    facts = describe(model, WindowsSection(), 3)
+    windows = np.random.default_rng(0).standard_normal((2, 4, 3)).astype("float32")
+    both = model(windows)
+    assert facts.outputs == ("flow_0", "flow_1", "heat")
+    assert facts.target_shape == (1, 3)
+    expected = np.concatenate([both["flow"], both["heat"]], axis=1)
+    np.testing.assert_allclose(Target(model, facts)(windows)[:, 0], expected, rtol=1e-6)
+    one = describe(model, WindowsSection(), 3, of="heat")
+    assert one.outputs == ("heat",)
+    np.testing.assert_allclose(Target(model, one, "heat")(windows), both["heat"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "windows", "features", "of", "key"),
+    [
+        (lstm, {}, 3, "output", "windows.length"),
+        (lstm, {"length": 5}, 2, "output", "series.features"),
+        (lambda: sequential((4, 3), layers.Flatten()), {"length": 5}, 3, "output", "windows.length"),
+        (lambda: sequential((12,), layers.Dense(1)), {"length": 5}, 3, "output", "windows.length"),
+        (lambda: sequential((12,), layers.Dense(1)), {}, 3, "output", "windows.length"),
+        (lambda: sequential((4, 3, 1), layers.Flatten()), {}, 3, "output", "model.path"),
+        (lambda: sequential((4, 3), layers.Reshape((2, 2, 3))), {}, 3, "output", "model.path"),
+        (lambda: two_headed(4), {}, 3, "output", "sensitivity.of"),
+        (two_headed, {}, 3, "rain", "sensitivity.of"),
+        (
+            lambda: keras.Model([a := keras.Input((4, 3)), b := keras.Input((4, 3))], a + b),
+            {},
+            3,
+            "output",
+            "model.path",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_windows_is_refused(model, windows, features, of, key):
+    with pytest.raises(Refused) as refusal:
+        describe(model(), WindowsSection(**windows), features, of=of)
+    assert refusal.value.key == key
+
+
+@pytest.fixture
+def module(tmp_path):
+    (tmp_path / "my_models.py").write_text(MODULE)
+    return tmp_path
+
+
+def test_a_function_gives_a_subclassed_model(module):
+    model = load_model(ModelSection(path="my_models:subclassed"), str(module))
+    facts = describe(model, WindowsSection(length=2), 3)
+    assert facts.target_size == 6
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("my_models:nothing", "NoneType"),
+        ("my_models:broken", "no weights here"),
+        ("my_models:absent", "absent"),
+        ("not_there:x", "not_there"),
+    ],
+)
+def test_a_function_that_gives_no_model_is_refused(module, path, part):
+    with pytest.raises(Refused, match=part):
+        load_model(ModelSection(path=path), str(module))
+
+
+def test_unreadable_files_are_refused(tmp_path):
+    (tmp_path / "junk.keras").write_bytes(b"junk")
+    with pytest.raises(Refused) as refusal:
+        load_file(tmp_path / "junk.keras")
+    assert refusal.value.key == "model.path"
+
+
+def test_code_stored_in_a_file_is_refused_by_the_layers_name(tmp_path):
+    source = keras.Input((4, 3))
+    keras.Model(source, layers.Lambda(lambda x: 2 * x, name="doubled")(source)).save(tmp_path / "m.keras")
+    with pytest.raises(Refused, match="'doubled' is a Lambda"):
+        load_file(tmp_path / "m.keras")
+
+
+def test_cast_keeps_the_function():
+    model = two_headed()
+    twin = cast(model, "float64")
+    windows = np.random.default_rng(0).standard_normal((2, 4, 3))
+    assert twin(windows)["flow"].dtype == "float64"
+    np.testing.assert_allclose(twin(windows)["flow"], model(windows.astype("float32"))["flow"], rtol=1e-5)
+    assert cast(model, "float32") is model
+
+
+def test_fingerprints_know_weights_and_architecture_but_not_names(tmp_path):
+    first, second = lstm(), lstm()
+    second.set_weights(first.get_weights())
+    assert [layer.name for layer in first.layers] != [layer.name for layer in second.layers]
+    assert fingerprint(first) == fingerprint(second)
+    first.save(tmp_path / "m.keras")
+    assert fingerprint(load_file(tmp_path / "m.keras")) == fingerprint(first)
+    second.set_weights([weight + 1e-6 for weight in second.get_weights()])
+    assert fingerprint(first)["weights"] != fingerprint(second)["weights"]
+    other = sequential((None, 3), layers.LSTM(4, activation="relu"), layers.Dense(2))
+    assert fingerprint(first)["architecture"] != fingerprint(other)["architecture"]

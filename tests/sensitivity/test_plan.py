@@ -1,0 +1,176 @@
+"""The plan is pure: these tests need neither TensorFlow nor Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sensitivity import plan
+from sensitivity.errors import Refused
+from sensitivity.job import Job
+from sensitivity.plan import CHUNK_BYTES, MiB, Setting, Shard, Workers
+from sensitivity.series import Survey, TimeAxis
+
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class Facts:
+    """As `ModelFacts`, without TensorFlow behind it: an LSTM of 32 units over 20 steps of 4 features."""
+
+    output_steps: int = 1
+    outputs: tuple[str, ...] = ("output",)
+    length: int = 20
+    features: int = 4
+    activations: int = 1000
+    parameters: int = 5000
+    recurrent: tuple[tuple[int, int], ...] = ((20, 32),)
+    itemsize: int = 4
+
+    @property
+    def target_size(self) -> int:
+        return self.output_steps * len(self.outputs)
+
+    @property
+    def source_size(self) -> int:
+        return self.length * self.features
+
+
+def job(**run: Any) -> Job:
+    content = {"model": {"path": "a:b"}, "series": {"path": "x.csv"}, "run": {"path": "r", **run}}
+    return Job.parse(content, Path("/jobs"))
+
+
+def survey(steps: int, missing: tuple[tuple[int, int], ...] = ()) -> Survey:
+    return Survey(("a", "b", "c", "d"), steps, TimeAxis("index"), missing, (0.0,) * 4, (1.0,) * 4, "f")
+
+
+def make(steps: int, facts: Any = None, workers: Workers | None = None, free: int | None = None, **run: Any):
+    workers = workers or Workers(2, 1, 0, 4 * GB)
+    return plan.plan_run(job(**run), survey(steps), facts or Facts(), Setting("gradient", 256), workers, free)
+
+
+def test_the_classic_case():
+    made = make(38_265)
+    assert made.layout.windows == 38_246
+    assert made.window_bytes == (20 * 4 + 1) * 4
+    assert made.stored_bytes == 38_246 * 324
+    assert made.chunk_shape == (made.layout.chunk_windows, 1, 1, 20, 4)
+    assert 8 <= made.layout.shard_count <= 40
+
+
+windows_and_bytes = st.tuples(st.integers(1, 10**10), st.integers(8, 10**9))
+
+
+@given(windows_and_bytes, st.integers(1, 5000), st.one_of(st.just("auto"), st.integers(1, 10**7)))
+def test_shards_cover_all_windows_once_in_whole_chunks(size, steps, wanted):
+    windows, window_bytes = size
+    layout = plan.cut(windows, window_bytes, steps, wanted)
+    assert layout.shard(0).start == 0
+    assert layout.shard(layout.shard_count - 1).stop == windows
+    assert layout.shard_count == -(-windows // layout.shard_windows)
+    assert layout.shard_windows % layout.chunk_windows == 0 or layout.shard_count == 1
+    assert 1 <= layout.chunk_steps <= steps
+    if layout.chunk_windows > 1:
+        assert layout.chunk_windows * window_bytes <= CHUNK_BYTES
+    if wanted != "auto":
+        assert layout.shard_windows >= min(wanted, windows)
+
+
+@given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 100))
+def test_chunks_of_a_shard_are_aligned_and_disjoint(windows, shard_windows, kilobytes):
+    layout = plan.cut(windows, kilobytes * 1000, 1, shard_windows)
+    for shard in layout.shards():
+        chunks = list(layout.chunks(shard))
+        assert [chunks[0][0], chunks[-1][1]] == [shard.start, shard.stop]
+        assert all(stop == start for (_, stop), (start, _) in zip(chunks, chunks[1:], strict=False))
+        assert all(start % layout.chunk_windows == 0 for start, _ in chunks)
+
+
+def test_many_windows_get_chunks_that_dask_likes():
+    layout = plan.cut(10**9, 1680, 1)
+    assert 8 * MiB < layout.chunk_windows * 1680 <= CHUNK_BYTES
+
+
+def test_a_window_larger_than_a_chunk_is_split_over_output_steps():
+    layout = plan.cut(10, 2000 * 2000 * 3 * 4, 2000)
+    assert layout.chunk_windows == 1
+    assert layout.chunk_steps < 2000
+
+
+def test_shards_have_names_that_sort():
+    assert Shard(12, 0, 1).name == "00000012"
+
+
+@pytest.mark.parametrize(
+    ("run", "cpus", "gpus", "count", "share"),
+    [
+        ({}, 8, 0, 8, 0),
+        ({"cpus_per_worker": 3}, 8, 0, 2, 0),
+        ({}, 8, 2, 2, 1),
+        ({"gpus_per_worker": 0.25}, 16, 2, 8, 0.25),
+        ({"gpus_per_worker": 2}, 16, 5, 2, 2),
+        ({"gpus_per_worker": 0}, 4, 2, 4, 0),
+        ({"workers": 3}, 8, 0, 3, 0),
+        ({"memory_per_worker": "4GB"}, 8, 0, 5, 0),
+    ],
+)
+def test_workers_are_placed_by_cores_gpus_and_memory(run, cpus, gpus, count, share):
+    workers = plan.place(job(**run), cpus, gpus, 20 * GB)
+    assert (workers.count, workers.gpus) == (count, share)
+
+
+@pytest.mark.parametrize(
+    ("run", "key"),
+    [
+        ({"gpus_per_worker": 1}, "run.gpus_per_worker"),
+        ({"cpus_per_worker": 9}, "run.cpus_per_worker"),
+        ({"workers": 9}, "run.workers"),
+        ({"memory_per_worker": "30GB"}, "run.memory_per_worker"),
+    ],
+)
+def test_workers_that_do_not_fit_are_refused(run, key):
+    with pytest.raises(Refused) as refusal:
+        plan.place(job(**run), 8, 0, 20 * GB)
+    assert refusal.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        ({"steps": 19}, "windows.length"),
+        ({"steps": 1000, "workers": Workers(2, 1, 0, GB // 2)}, "run.memory_per_worker"),
+        ({"steps": 1000, "free": 1000}, "run.path"),
+    ],
+)
+def test_what_cannot_fit_is_refused(arguments, key):
+    with pytest.raises(Refused) as refusal:
+        make(**arguments)
+    assert refusal.value.key == key
+
+
+def test_skipped_windows_are_counted():
+    made = plan.plan_run(job(), survey(100, ((50, 51),)), Facts(), Setting("gradient", 8), Workers(1, 1, 0, 4 * GB))
+    assert made.skipped == 20
+
+
+def test_projected_memory_grows_with_what_is_done_at_once():
+    facts = Facts(output_steps=20)
+    loop = Setting("batch_jacobian", 64, experimental_use_pfor=False)
+    some = Setting("batch_jacobian", 64, parallel_iterations=5)
+    every = Setting("batch_jacobian", 64)
+    sizes = [plan.call_memory(facts, setting) for setting in (loop, some, every)]
+    assert sizes == sorted(sizes)
+    assert plan.call_memory(facts, replace(every, windows_per_call=128)) == 2 * sizes[-1]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(999, "999 B"), (12_391_704, "12.4 MB"), (1.5e12, "1.5 TB"), (2e15, "2e+03 TB")]
+)
+def test_human_bytes(count, text):
+    assert plan.human_bytes(count) == text

@@ -1,0 +1,312 @@
+"""The run directory: what it holds, who may use it, what it refuses, what it survives."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+from keras import layers
+
+from jobs.prepare import prepare
+from jobs.resources import Resources
+from sensitivity import store
+from sensitivity.commits import (
+    Failure,
+    Results,
+    chunk_keys,
+    commit,
+    missing,
+    read_commit,
+    read_commits,
+    read_failures,
+    record_failure,
+    verify,
+)
+from sensitivity.errors import Refused
+from sensitivity.job import Job
+from sensitivity.store import Run
+from sensitivity.worker import Worker
+from tests.conftest import cut, frame, sequential, tape_jacobian, worst
+
+HERE = Resources(2, 0, 8 * 10**9)
+
+
+def started(job_file: Path) -> Run:
+    return prepare(Job.load(job_file), HERE).open_or_create()
+
+
+@pytest.fixture
+def run(write_job) -> Run:
+    """55 windows in shards of 8, a gap in the series; nothing computed yet."""
+    table = frame(60)
+    table.loc[30, "rain"] = np.nan
+    return started(write_job(series=table, windows={"stride": 1}, run={"shard_windows": 8}))
+
+
+def test_the_directory_holds_what_the_design_says(run):
+    assert {entry.name for entry in run.path.iterdir()} == {
+        *("job.json", "results.zarr", "commits", "failures", "tuning.json", "model.keras", "series.zarr")
+    }
+    assert {"job", "fingerprints", "versions"} <= set(run.content)
+    assert set(run.content["fingerprints"]) == {"job", "model", "series"}
+
+
+def test_the_template_opens_with_no_help_and_no_warning(run):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dataset = xr.open_zarr(str(run.results))
+        dataset.load()
+    assert dataset["jacobian"].dims == ("time", "output_step", "output", "lag", "feature")
+    assert dataset["prediction"].dims == ("time", "output_step", "output")
+    assert dataset["jacobian"].shape == (55, 1, 1, 6, 2)
+    assert dataset["jacobian"].isnull().all()
+    assert set(dataset.data_vars) == {"jacobian", "prediction"}
+    np.testing.assert_array_equal(dataset["time"], frame(60)["time"][5:])
+    np.testing.assert_array_equal(dataset["lag"], [5, 4, 3, 2, 1, 0])
+    assert dataset["feature"].values.tolist() == ["rain", "heat"]
+    assert dataset["output"].values.tolist() == ["output"]
+    np.testing.assert_array_equal(np.flatnonzero(dataset["skipped"]), np.arange(25, 31))
+    assert dataset["jacobian"].encoding["chunks"] == (8, 1, 1, 6, 2)
+
+
+@pytest.mark.parametrize("stride", [1, 7])
+def test_times_of_every_kind_are_labelled(write_job, stride):
+    table = frame(60).assign(time=np.arange(1900, 1960))
+    run = started(write_job(series=table, windows={"stride": stride}))
+    times = xr.open_zarr(run.results)["time"].values
+    np.testing.assert_array_equal(times, np.arange(1905, 1960, stride))
+
+
+def test_a_shard_is_done_only_with_its_commit_record(run):
+    worker = Worker(run.path)
+    shard = run.layout.shard(2)
+    record = worker.compute(shard)
+    assert read_commits(run) == {2: record}
+    assert (record.start, record.stop, record.computed, record.skipped) == (16, 24, 8, 0)
+    assert set(record.chunks) == set(chunk_keys(run, shard)) == {"jacobian/c.2.0.0.0.0", "prediction/c.2.0.0"}
+    assert record.peak_memory > 10**8
+    assert [shard.index for shard in missing(run, read_commits(run))] == [0, 1, 3, 4, 5, 6]
+    dataset = xr.open_zarr(run.results)
+    assert dataset["jacobian"][16:24].notnull().all()
+    assert dataset["jacobian"][:16].isnull().all()
+
+
+def test_what_is_stored_is_the_tape(run):
+    worker = Worker(run.path)
+    for shard in run.layout.shards():
+        worker.compute(shard)
+    assert worker.kernel.traces == 1
+    windows = cut(frame(60)[["rain", "heat"]].to_numpy("float32"), 6)
+    whole = np.delete(np.arange(55), np.arange(25, 31))
+    model = store.load_run_model(run)
+    dataset = xr.open_zarr(run.results)
+    assert worst(dataset["jacobian"].values[whole, 0], tape_jacobian(model, windows[whole])) < 1e-5
+    np.testing.assert_allclose(dataset["prediction"].values[whole, 0], model(windows[whole]), rtol=1e-5, atol=1e-7)
+    assert np.isnan(dataset["jacobian"].values[25:31]).all()
+    assert sum(record.skipped for record in read_commits(run).values()) == 6
+
+
+def test_a_committed_shard_is_not_computed_again(run, monkeypatch):
+    worker = Worker(run.path)
+    record = worker.compute(run.layout.shard(0))
+    monkeypatch.setattr(worker, "_differentiate", lambda *_: pytest.fail("computed again"))
+    assert worker.compute(run.layout.shard(0), attempt=2) == record
+
+
+def test_the_derivative_is_by_the_series_own_units(write_job):
+    table = frame(60)
+    table["rain"] = 100 + 5 * table["rain"]
+    scaling = {"mean": [100.0, 0.0], "std": [5.0, 0.5]}
+    text = f"[series.scaling]\nmean = {scaling['mean']}\nstd = {scaling['std']}\n"
+    run = started(write_job(series=table, text=text))
+    Worker(run.path).compute(run.layout.shard(0))
+    values = (table[["rain", "heat"]].to_numpy() - scaling["mean"]) / scaling["std"]
+    expected = tape_jacobian(store.load_run_model(run), cut(values, 6).astype("float32")) / scaling["std"]
+    found = xr.open_zarr(run.results)["jacobian"].values[:, 0]
+    assert worst(found, expected) < 1e-5
+
+
+def test_chunks_that_two_writers_would_share_are_refused(run):
+    results = Results(run)
+    block = np.zeros((8, 1, 1, 6, 2), "float32")
+    with pytest.raises(ValueError, match="whole chunks"):
+        results.write_jacobian(4, 12, block)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:40]),
+        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "job": "another"})),
+        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "stop": 3})),
+        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "chunks": {}})),
+        lambda path: path.write_text("[]"),
+        lambda path: path.rename(path.with_name("00000005.json")),
+    ],
+)
+def test_a_commit_record_that_does_not_agree_counts_as_missing(run, damage):
+    Worker(run.path).compute(run.layout.shard(0))
+    damage(run.path / "commits" / "00000000.json")
+    assert read_commits(run) == {}
+    assert len(missing(run, read_commits(run))) == run.layout.shard_count
+
+
+def test_foreign_files_among_the_records_do_no_harm(run):
+    for name in ("notes.txt", "x.json", "99999999.json", ".00000001.json.12.tmp"):
+        (run.path / "commits" / name).write_text("{}")
+    assert read_commits(run) == {}
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (flip, "CRC-32C"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "CRC-32C"),
+        (lambda path: path.unlink(), "missing"),
+        (lambda path: path.write_bytes(path.with_name("c.1.0.0.0.0").read_bytes()), "CRC-32C"),
+    ],
+    ids=["flipped", "truncated", "missing", "swapped"],
+)
+def test_verify_finds_damage_and_names_the_shard(run, damage, what):
+    worker = Worker(run.path)
+    for index in (0, 1):
+        worker.compute(run.layout.shard(index))
+    records = read_commits(run).values()
+    assert not any(found for _, found in verify(run, records))
+    damage(run.results / "jacobian" / "c.0.0.0.0.0")
+    found = [one for _, damages in verify(run, records) for one in damages]
+    assert [(one.shard, one.chunk) for one in found] == [(0, "jacobian/c.0.0.0.0.0")]
+    assert what in found[0].what
+
+
+def test_failures_are_kept_until_the_shard_is_committed(run):
+    failure = Failure(3, 24, 32, 3, "ValueError: no", "Traceback", "host")
+    record_failure(run, failure)
+    assert read_failures(run) == {3: failure}
+    record = Worker(run.path).compute(run.layout.shard(3), attempt=4)
+    assert record.attempt == 4
+    assert read_failures(run) == {}
+    commit(run, record)
+    assert read_commit(run, run.layout.shard(3)) == record
+
+
+def edit(file: Path, old: str, new: str) -> Path:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    return file
+
+
+def test_the_same_job_is_the_same_run(write_job):
+    file = write_job(run={"workers": 1})
+    run = started(file)
+    again = started(edit(file, "workers = 1", 'workers = 2\nmemory_per_worker = "3GB"'))
+    assert again.content == run.content
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (
+            lambda folder: edit(folder / "job.toml", "[run]", "[windows]\nstride = 2\n[run]"),
+            "windows.stride: the run has 1",
+        ),
+        (lambda folder: edit(folder / "job.toml", "[run]", '[run]\ndtype = "float64"'), "run.dtype"),
+        (lambda folder: edit(folder / "job.toml", "[run]", "[run]\nshard_windows = 9"), "run.shard_windows"),
+        (lambda folder: frame(60, seed=1).to_csv(folder / "series.csv", index=False), "series content"),
+        (
+            lambda folder: sequential((6, 2), layers.Flatten(), layers.Dense(1)).save(folder / "model.keras"),
+            "model architecture",
+        ),
+        (
+            lambda folder: sequential((6, 2), layers.Flatten(), layers.Dense(4), layers.Dense(1)).save(
+                folder / "model.keras"
+            ),
+            "model architecture",
+        ),
+    ],
+)
+def test_another_job_is_refused_with_the_difference(write_job, change, part):
+    run = started(write_job())
+    change(run.path.parent)
+    with pytest.raises(Refused, match="a run of something else") as refusal:
+        started(run.path.parent / "job.toml")
+    assert part in str(refusal.value)
+
+
+def test_a_directory_of_something_else_is_left_alone(write_job, tmp_path):
+    file = write_job()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model.keras").write_text("precious")
+    with pytest.raises(Refused, match="other files"):
+        started(file)
+    assert (tmp_path / "run" / "model.keras").read_text() == "precious"
+
+
+def test_a_creation_that_fails_leaves_nothing_and_one_that_was_killed_is_done_again(write_job, monkeypatch):
+    file = write_job()
+    prepared = prepare(Job.load(file), HERE)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_versions", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepared.open_or_create()
+    assert not Path(prepared.job.run.path).exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write_json", lambda *_: (_ for _ in ()).throw(SystemExit))
+        patch.setattr(store.shutil, "rmtree", lambda path: None)
+        with pytest.raises(SystemExit):
+            prepared.open_or_create()
+    assert (Path(prepared.job.run.path) / "results.zarr").exists()
+    with pytest.raises(Refused, match="no readable job.json"):
+        Run.open(prepared.job.run.path)
+    assert prepared.open_or_create().layout == prepared.plan.layout
+
+
+def test_a_function_that_cannot_be_saved_gives_every_worker_the_same_weights(tmp_path):
+    (tmp_path / "odd_models.py").write_text(
+        "import keras\nfrom keras import layers\n"
+        "class Odd(keras.Model):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.head = layers.Dense(1)\n"
+        "    def call(self, x):\n"
+        "        return self.head(x[:, -1])\n"
+        "    def get_config(self):\n"
+        "        raise NotImplementedError\n"
+        "def build():\n"
+        "    return Odd()\n"
+    )
+    frame(30).to_csv(tmp_path / "series.csv", index=False)
+    (tmp_path / "job.toml").write_text(
+        'model.path = "odd_models:build"\nseries = {path = "series.csv", time = "time"}\n'
+        'windows.length = 3\nrun.path = "run"\n'
+    )
+    run = started(tmp_path / "job.toml")
+    assert (run.path / "model.weights.h5").exists()
+    weights = [Worker(run.path).kernel.target.model.get_weights() for _ in range(2)]
+    np.testing.assert_array_equal(weights[0][0], weights[1][0])
+    record = Worker(run.path).compute(run.layout.shard(0))
+    assert record.computed == 28
+
+
+def test_a_changed_copy_of_the_model_is_refused(run):
+    sequential((6, 2), layers.Flatten(), layers.Dense(1, activation="tanh")).save(run.path / "model.keras")
+    with pytest.raises(Refused, match="has changed since the run began"):
+        Worker(run.path)
+
+
+def test_a_changed_series_is_refused(run):
+    with pytest.raises(Refused, match="has changed"):
+        run.require_series(replace(run.survey, fingerprint="another"))
