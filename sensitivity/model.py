@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ class CallFacts:
     input_shape, target_shape: of one window and its target, without the batch axis, as the model has them.
     parameters: number of weights. activations: numbers that a forward pass computes for one window.
     recurrent: (steps, units) of each recurrent layer.
+    smooth: the derivative has no jumps, as far as the graph's operations tell (a ReLU's has one).
     """
 
     input_shape: tuple[int, ...]
@@ -30,6 +32,7 @@ class CallFacts:
     parameters: int
     activations: int
     recurrent: tuple[tuple[int, int], ...]
+    smooth: bool
     dtype: str
 
     @property
@@ -106,9 +109,27 @@ def _run_once(model: keras.Model, shape: tuple[int, ...], of: str, dtype: str) -
         parameters=model.count_params(),
         activations=activations,
         recurrent=tuple(_recurrent(model, shape[0])),
+        smooth=_is_smooth(model, tf.TensorSpec((2, *shape), dtype)),
         dtype=dtype,
     )
     return facts, heads
+
+
+_KINKED = {
+    *("Abs", "Ceil", "Floor", "LeakyRelu", "Max", "MaxPool", "Maximum", "Min", "Minimum", "Relu", "Relu6", "Rint"),
+    *("Round", "Selu", "Sign", "TopKV2", "Greater", "GreaterEqual", "Less", "LessEqual", "PyFunc", "EagerPyFunc"),
+}
+
+
+def _is_smooth(model: keras.Model, windows: tf.TensorSpec) -> bool:
+    """Whether no operation on floating-point numbers in the model's graph has a jump in its derivative."""
+    graph = tf.function(lambda x: model(x), autograph=False).get_concrete_function(windows).graph.as_graph_def()
+    nodes = itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
+    return not any(node.op in _KINKED and not _on_integers(node) for node in nodes)
+
+
+def _on_integers(node: Any) -> bool:
+    return "T" in node.attr and tf.as_dtype(node.attr["T"].type).is_integer
 
 
 def _joined(heads: dict[str, tf.Tensor]) -> tf.Tensor:

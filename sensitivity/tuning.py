@@ -32,8 +32,8 @@ _NO_XLA = (
 def choose(wanted: SensitivitySection, facts: CallFacts, memory: int, windows: int) -> Setting:
     """The setting for a worker with `memory` bytes for one call, and at most `windows` windows to do at once.
 
-    One output a window: `gradient`. Recurrent models: a loop over outputs under XLA, since pfor neither compiles
-    there nor fits. Others: pfor under XLA. What the job file gives is kept; `Refused` where it cannot be.
+    One output a window: `gradient`. Recurrent models: a loop over outputs, since pfor needs many times the memory
+    there. Others: pfor. XLA where it is safe. What the job file gives is kept; `Refused` where it cannot be.
     """
     setting = Setting(_kernel(wanted, facts), 1)
     if setting.kernel == "batch_jacobian":
@@ -44,13 +44,23 @@ def choose(wanted: SensitivitySection, facts: CallFacts, memory: int, windows: i
             experimental_use_pfor=not facts.recurrent if pfor == "auto" else pfor,
             parallel_iterations=None if at_once == "auto" else at_once,
         )
-    pfor_over_steps = setting.kernel == "batch_jacobian" and setting.experimental_use_pfor and facts.recurrent
-    setting = replace(setting, xla=not pfor_over_steps)
-    if pfor_over_steps:
-        setting = replace(setting, lost=("XLA: it has no kernel for the lists that pfor makes of a recurrent loop",))
+    setting = _with_xla(setting, facts)
     if wanted.windows_per_call != "auto":
         return replace(setting, windows_per_call=min(wanted.windows_per_call, windows))
     return replace(setting, windows_per_call=_windows_per_call(setting, facts, memory, windows))
+
+
+def _with_xla(setting: Setting, facts: CallFacts) -> Setting:
+    """XLA wherever it gives the tape's numbers, with the reason where it does not.
+
+    XLA rounds differently. At a jump of the derivative, such as a ReLU's, that lands one window in ten thousand on
+    the other side of the jump: by rights either is the derivative there, but it is not what the tape gives.
+    """
+    if not facts.smooth:
+        return replace(setting, lost=("XLA: the model's derivative has jumps, where another rounding shows",))
+    if setting.kernel == "batch_jacobian" and setting.experimental_use_pfor and facts.recurrent:
+        return replace(setting, lost=("XLA: it has no kernel for the lists that pfor makes of a recurrent loop",))
+    return replace(setting, xla=True)
 
 
 def _kernel(wanted: SensitivitySection, facts: CallFacts) -> str:

@@ -66,7 +66,9 @@ def test_the_chosen_kernel_equals_the_tape(name):
     np.testing.assert_allclose(prediction, model(windows), rtol=1e-5, atol=1e-6)
     kernel(windows_of(5))
     assert kernel.traces == 1
-    assert kernel.setting.lost == ()
+    smooth = name != "lstm"  # it has a ReLU
+    assert kernel.setting.xla == smooth
+    assert bool(kernel.setting.lost) != smooth
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,33 @@ def test_every_setting_gives_the_same_jacobian(setting):
     kernel = tuned(model, setting)
     assert worst(kernel(windows)[1], tape_jacobian(model, windows)) < 1e-5
     assert kernel.setting == setting
+
+
+def test_derivatives_that_jump_are_the_tapes():
+    model = sequential(SHAPE, layers.LSTM(30, activation="relu"), layers.Dense(30, "relu"), layers.Dense(1))
+    windows = windows_of(3000)
+    assert worst(tuned(model, Setting("gradient", 256))(windows)[1], tape_jacobian(model, windows)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("layer", "smooth"),
+    [
+        (layers.LSTM(2), True),
+        (layers.GRU(2), True),
+        (layers.Bidirectional(layers.SimpleRNN(2)), True),
+        (layers.Dense(2, "softmax"), True),
+        (layers.LayerNormalization(), True),
+        (layers.Masking(), True),
+        (layers.GRU(2, activation="relu"), False),
+        (layers.LeakyReLU(), False),
+        (layers.MaxPooling1D(2), False),
+        (layers.Dense(2, "hard_sigmoid"), False),
+        (layers.Lambda(abs), False),
+    ],
+    ids=str,
+)
+def test_jumps_are_seen_in_the_graph(layer, smooth):
+    assert describe_call(sequential(SHAPE, layer), SHAPE, of="output", dtype="float32").smooth is smooth
 
 
 def test_a_linear_model_has_its_weights_as_jacobian():
@@ -116,9 +145,13 @@ def test_an_output_that_ignores_the_input_has_a_zero_jacobian():
 def test_choice_follows_the_job_file():
     facts = describe(MODELS["lstm"](), WindowsSection(), 3)
     auto = choose(SensitivitySection(), facts, 10**9, 1000)
-    assert (auto.kernel, auto.xla) == ("gradient", True)
+    assert (auto.kernel, auto.xla) == ("gradient", False)
+    assert "jumps" in auto.lost[0]
+    smooth = describe(MODELS["bidirectional"](), WindowsSection(), 3)
+    loop = choose(SensitivitySection(), smooth, 10**9, 1000)
+    assert (loop.kernel, loop.experimental_use_pfor, loop.xla) == ("batch_jacobian", False, True)
     asked = SensitivitySection(experimental_use_pfor=True, parallel_iterations=4, windows_per_call=17)
-    found = choose(asked, facts, 10**9, 1000)
+    found = choose(asked, smooth, 10**9, 1000)
     assert (found.kernel, found.windows_per_call, found.parallel_iterations) == ("batch_jacobian", 17, 4)
     assert found.experimental_use_pfor is True
     assert found.xla is False
@@ -183,7 +216,7 @@ def test_a_model_that_xla_cannot_compile_runs_without_it():
     source = keras.Input(SHAPE)
     copied = layers.Lambda(through_python, output_shape=SHAPE)(source)
     model = keras.Model(source, layers.Dense(1)(layers.Reshape((24,))(copied)))
-    kernel = tuned(model)
+    kernel = tuned(model, Setting("gradient", 4, xla=True))
     expected = model.get_weights()[0].T.reshape(1, *SHAPE)
     np.testing.assert_allclose(kernel(windows_of(4))[1][0], expected, rtol=1e-6)
     assert not kernel.setting.xla

@@ -30,6 +30,7 @@ class Facts:
     activations: int = 1000
     parameters: int = 5000
     recurrent: tuple[tuple[int, int], ...] = ((20, 32),)
+    smooth: bool = True
     itemsize: int = 4
 
     @property
