@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from sensitivity.plan import Plan
-
-    from .driver import Summary
-
-DONE, INCOMPLETE, INVALID = 0, 1, 2
+FAILED, INVALID = 1, 2
+TRACEBACKS = "SENSITIVITY_TRACEBACKS"
 FORMATS = click.Choice(["table", "csv", "json"])
 RUN = click.argument("run", type=click.Path(path_type=Path))
 JOB = click.argument("job", type=click.Path(path_type=Path))
@@ -34,6 +32,13 @@ def errors_explained(command: Callable[..., Any]) -> Callable[..., Any]:
         except Refused as refusal:
             click.echo(f"sensitivity: {refusal}", err=True)
             sys.exit(INVALID)
+        except Exception as error:
+            if os.environ.get(TRACEBACKS):
+                raise
+            reason = str(error).strip() or "no message"
+            click.echo(f"sensitivity: {type(error).__name__}: {reason[:1000]}", err=True)
+            click.echo(f"Nothing committed is lost. {TRACEBACKS}=1 shows where it happened.", err=True)
+            sys.exit(FAILED)
 
     return explained
 
@@ -71,34 +76,11 @@ def plan(job: Path) -> None:
     """Say what JOB would do, and refuse what cannot fit. Writes nothing."""
     from sensitivity.job import Job
 
+    from .describe import described
     from .prepare import prepare
 
     prepared = prepare(Job.load(job))
-    click.echo(described(prepared.plan))
-    if prepared.audit is not None:
-        difference = prepared.audit.difference_error
-        click.echo(f"audit            vector-Jacobian product agrees to {prepared.audit.vjp_error:.1e}")
-        shown = "not possible: the model has no float64 twin" if difference is None else f"agrees to {difference:.1e}"
-        click.echo(f"                 central difference in float64 {shown}")
-
-
-def described(plan: Plan) -> str:
-    from sensitivity.plan import human_bytes
-
-    layout, workers = plan.layout, plan.workers
-    each = f"{workers.cpus} core{'s' if workers.cpus > 1 else ''}" + (f", {workers.gpus:g} GPU" if workers.gpus else "")
-    lines = [
-        ("features", ", ".join(plan.features) + "  (in the order the model takes them)"),
-        ("windows", f"{layout.windows:,}, of which {plan.skipped:,} touch a missing value and are skipped"),
-        ("shards", f"{layout.shard_count:,} of {layout.shard_windows:,} windows"),
-        ("chunk shape", " × ".join(f"{n:,}" for n in plan.chunk_shape) + "  (time, output_step, output, lag, feature)"),
-        ("to be stored", f"{human_bytes(plan.stored_bytes)} before compression, {plan.stored_bytes:,} bytes"),
-        ("workers", f"{workers.count} of {each}, {human_bytes(workers.memory)} each"),
-        ("projected memory", f"{human_bytes(plan.worker_bytes)} a worker"),
-        ("kernel", str(plan.setting)),
-        *(("lost", lost) for lost in plan.setting.lost),
-    ]
-    return "\n".join(f"{name:16} {value}" for name, value in lines)
+    click.echo(described(prepared.plan, prepared.audit))
 
 
 @main.command()
@@ -110,8 +92,9 @@ def run(job: Path, address: str | None, serial: bool) -> None:
     from sensitivity.job import Job
 
     from .driver import How, run_job
+    from .status import conclude
 
-    sys.exit(concluded(run_job(Job.load(job), How(address, serial))))
+    sys.exit(conclude(run_job(Job.load(job), How(address, serial))))
 
 
 @main.command()
@@ -122,28 +105,9 @@ def resume(run: Path, address: str | None, serial: bool) -> None:
     """Finish RUN from its own directory, without the job file."""
     from .driver import How
     from .driver import resume as resume_run
+    from .status import conclude
 
-    sys.exit(concluded(resume_run(run, How(address, serial))))
-
-
-def concluded(summary: Summary) -> int:
-    """Say how a run ended, and give its exit status."""
-    path = summary.run.path
-    if summary.computed:
-        click.echo(f"computed {summary.computed:,} windows at {summary.rate:,.0f} windows/s", err=True)
-    for failure in summary.failed[:5]:
-        click.echo(
-            f"shard {failure.shard} (windows {failure.start}–{failure.stop - 1}) failed {failure.attempts} times: "
-            f"{failure.reason.partition(chr(10))[0]}",
-            err=True,
-        )
-    if summary.complete:
-        click.echo(str(path / "results.zarr"))
-        return DONE
-    why = "stopped" if summary.interrupted else f"ended with {len(summary.failed)} failed shards"
-    click.echo(f"{why}: {summary.done:,} of {summary.shards:,} shards are committed", err=True)
-    click.echo(f"to go on:  sensitivity resume {path}", err=True)
-    return INCOMPLETE
+    sys.exit(conclude(resume_run(run, How(address, serial))))
 
 
 @main.command()
@@ -160,17 +124,19 @@ def status(run: Path) -> None:
 
 @main.command()
 @RUN
+@click.option("--repair", is_flag=True, help="Make damaged shards missing again, for resume to compute.")
 @errors_explained
-def verify(run: Path) -> None:
+def verify(run: Path, repair: bool) -> None:
     """Re-read every committed chunk of RUN against its checksum; exit status 1 where one is damaged."""
-    from sensitivity.commits import read_commits
+    from sensitivity.commits import forget, read_commits
     from sensitivity.commits import verify as verify_chunks
     from sensitivity.store import Run
 
     from .progress import progress
+    from .status import INCOMPLETE
 
     opened = Run.open(run)
-    records = read_commits(opened).values()
+    records = read_commits(opened, with_chunks=False).values()
     chunks, damaged, started = 0, [], time.time()
     with progress(sum(len(record.chunks) for record in records), 0, "chunks") as advance:
         for record, damages in verify_chunks(opened, records):
@@ -180,6 +146,11 @@ def verify(run: Path) -> None:
     for damage in damaged:
         click.echo(f"shard {damage.shard}: {damage.chunk}: {damage.what}")
     if damaged:
+        if repair:
+            for shard in {damage.shard for damage in damaged}:
+                forget(opened, shard)
+        first = "" if repair else f"sensitivity verify --repair {run}, then "
+        click.echo(f"to compute them again:  {first}sensitivity resume {run}", err=True)
         sys.exit(INCOMPLETE)
     click.echo(
         f"{len(records):,} of {opened.layout.shard_count:,} shards committed, {chunks:,} chunks, all as committed"
@@ -203,7 +174,9 @@ def query(run: Path, statistic: str, form: str) -> None:
         click.echo(
             f"the run is not complete: {committed:,} of {dataset.sizes['time']:,} windows are committed", err=True
         )
-    click.echo(render(queries.rows(queries.STATISTICS[statistic](dataset).compute()), form))
+    with _damage_refused(run):
+        found = queries.STATISTICS[statistic](dataset).compute()
+    click.echo(render(queries.rows(found), form))
 
 
 @main.command()
@@ -225,5 +198,22 @@ def plot(run: Path, kind: str, output: Path) -> None:
         )
     if not output.absolute().parent.is_dir():
         raise Refused("--output", given=output, allowed="a file in an existing directory", remedy="make the directory")
-    draw(open_run(run), kind, output)
+    with _damage_refused(run):
+        draw(open_run(run), kind, output)
     click.echo(str(output))
+
+
+@contextlib.contextmanager
+def _damage_refused(run: Path) -> Iterator[None]:
+    """A committed chunk that cannot be decoded is told apart from a mistake of ours."""
+    from sensitivity.errors import Refused
+
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise Refused(
+            "run directory",
+            given=f"{run}, of which a chunk cannot be read ({str(error).strip()})",
+            allowed="a store as it was committed",
+            remedy=f"sensitivity verify {run} names the damaged shards",
+        ) from error

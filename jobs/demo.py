@@ -19,9 +19,9 @@ from sensitivity.errors import Refused
 from sensitivity.job import Job
 from sensitivity.store import JOB
 
-from .cli import concluded
 from .driver import How, run_job, say
 from .resources import quiet
+from .status import DONE, conclude
 from .tables import Rows, table
 
 HOURS, LEAD = 20, 24
@@ -55,8 +55,8 @@ def run_demo(path: Path) -> int:
         _write_inputs(path)
     job = Job.load(path / JOB_FILE)
     say(f"\nThe job {path / JOB_FILE}:\n\n{JOB_TEXT}")
-    status = concluded(run_job(job, How()))
-    if status == 0:
+    status = conclude(run_job(job, How()))
+    if status == DONE:
         _tell(path)
         say(f"\n{time.monotonic() - start:.0f} s in all. Try next:\n{_next_commands(path)}")
     return status

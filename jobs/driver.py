@@ -90,7 +90,6 @@ def _finish(run: Run, setting: Setting, workers: Workers, how: How) -> Summary:
     if todo:
         already = sum(record.stop - record.start for record in done.values())
         with (
-            _interruptible(),
             progress(run.layout.windows, already) as advance,
             contextlib.closing(_outcomes(run, Ledger(todo), setting, workers, how)) as outcomes,
         ):
@@ -112,11 +111,12 @@ def _outcomes(
     if how.serial:
         from .serial import run_serial
 
-        yield from run_serial(run, ledger, setting, workers)
+        with _interruptible():
+            yield from run_serial(run, ledger, setting, workers)
         return
     from .ray_runner import run_on_ray, session
 
-    with session(how.address, workers.count * workers.cpus):
+    with session(how.address, workers.count * workers.cpus), _interruptible():  # after Ray, which takes SIGTERM too
         yield from run_on_ray(run, ledger, setting, workers)
 
 

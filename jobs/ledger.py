@@ -37,11 +37,15 @@ class Trouble:
 
 
 def _gist(message: str) -> str:
-    """The line of a message that says what is wrong: TensorFlow's stands last, after its own account of the graph."""
-    lines = [line.strip() for line in message.splitlines() if line.strip() and "[[{{node" not in line]
-    if not lines:
-        return "no message"
-    return (lines[-1] if "Graph execution error" in lines[0] else " ".join(lines[:3]))[:500]
+    """What is wrong, on one line. TensorFlow says it last, after its own account of the graph."""
+    lines = [line for line in message.splitlines() if line.strip() and "[[{{node" not in line]
+    if lines and lines[0].startswith("Graph execution error"):
+        account = [i for i, line in enumerate(lines) if line[0].isspace() or line.startswith(_ACCOUNT)]
+        lines = lines[account[-1] + 1 :] or lines
+    return " ".join(line.strip() for line in lines[:3])[:500] or "no message"
+
+
+_ACCOUNT = ("Graph execution error", "Detected at node", "<stack traces", "Traceback")
 
 
 class Ledger:

@@ -7,8 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sensitivity.errors import Refused
 from sensitivity.job import Job
-from sensitivity.plan import Plan, Workers, bytes_per_window, count_windows, cut, fixed_memory, place, plan_run
+from sensitivity.plan import (
+    Plan,
+    Workers,
+    bytes_per_window,
+    count_windows,
+    cut,
+    fixed_memory,
+    human_bytes,
+    place,
+    plan_run,
+)
 from sensitivity.series import Survey, first_windows, survey
 from sensitivity.store import JOB, Run, create, identity, require_free, require_same
 
@@ -54,6 +65,9 @@ def prepare(job: Job, resources: Resources | None = None) -> Prepared:
     if not resume:
         require_free(path)
     found = survey(job.series)
+    found.require_fits(job.run.dtype, job.series.scaling)
+    if job.windows.length:
+        count_windows(found.steps, job.windows.length, job.windows.stride)
     with quiet():
         from sensitivity.audit import require_stateless
         from sensitivity.loading import fingerprint, load_model
@@ -75,8 +89,20 @@ def make_plan(job: Job, found: Survey, facts: ModelFacts, resources: Resources) 
     layout = cut(windows, bytes_per_window(facts), facts.output_steps, job.run.shard_windows)
     workers = place(job, resources.cpus, resources.gpus, resources.memory)
     workers = replace(workers, count=min(workers.count, layout.shard_count))
+    _require_runtime(facts, workers)
     setting = choose(job.sensitivity, facts, _memory_for_a_call(facts, workers), layout.shard_windows)
     return plan_run(job, found, facts, setting, workers, _free_bytes(Path(job.run.path)))
+
+
+def _require_runtime(facts: ModelFacts, workers: Workers) -> None:
+    needed = fixed_memory(facts)
+    if workers.memory <= needed:
+        raise Refused(
+            "run.memory_per_worker",
+            given=f"{human_bytes(workers.memory)} for each of {workers.count} workers",
+            allowed=f"more than {human_bytes(needed)}, what TensorFlow and the model take before any window",
+            remedy="give workers more memory, or run fewer of them",
+        )
 
 
 def _memory_for_a_call(facts: ModelFacts, workers: Workers) -> int:

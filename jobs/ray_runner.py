@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -34,6 +36,7 @@ from .resources import MEMORY_SHARE, Resources
 
 DEPTH = 2
 LOST_WHILE_STARTING = 3
+CONNECT_SECONDS = 5.0
 
 
 class WorkersLost(RuntimeError):
@@ -71,13 +74,14 @@ def session(address: str | None, cpus: int | None = None) -> Iterator[Resources]
     A session that is open already is used and left open. Yields what the cluster has.
     """
     ours = not ray.is_initialized()
-    if ours:
-        _connect(address, cpus)
-    try:
-        yield _resources()
-    finally:
+    with contextlib.redirect_stdout(sys.stderr):  # Ray tells of dead workers on stdout, which is for results
         if ours:
-            ray.shutdown()
+            _connect(address, cpus)
+        try:
+            yield _resources()
+        finally:
+            if ours:
+                ray.shutdown()
 
 
 def _connect(address: str | None, cpus: int | None) -> None:
@@ -85,15 +89,31 @@ def _connect(address: str | None, cpus: int | None) -> None:
     if address is None:
         ray.init(address="local", include_dashboard=False, num_cpus=cpus or machine.cores(), **quiet)
         return
+    _require_reachable(address)
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise Refused(
-            "--address",
-            given=f"{address} ({str(error).strip().partition(chr(10))[0]})",
-            allowed="a Ray cluster that can be reached, such as 10.0.0.5:6379 or auto",
-            remedy="check the address with `ray status --address ADDRESS`, or leave it out to run on this machine",
-        ) from error
+        raise _unreachable(address, error) from error
+
+
+def _require_reachable(address: str) -> None:
+    """Ray itself would try for ten minutes, and hear no Ctrl-C."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise _unreachable(address, error) from error
+
+
+def _unreachable(address: str, error: Exception) -> Refused:
+    return Refused(
+        "--address",
+        given=f"{address} ({str(error).strip().partition(chr(10))[0]})",
+        allowed="a Ray cluster that can be reached, such as 10.0.0.5:6379 or auto",
+        remedy="check the address with `ray status --address ADDRESS`, or leave it out to run on this machine",
+    )
 
 
 def _resources() -> Resources:

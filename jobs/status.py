@@ -1,4 +1,4 @@
-"""Where a run stands, from its records alone."""
+"""Where a run stands, from its records alone, and how one ended."""
 
 from __future__ import annotations
 
@@ -6,9 +6,28 @@ from collections import Counter
 
 from sensitivity.commits import Commit, Failure, read_commits, read_failures
 from sensitivity.plan import human_bytes
-from sensitivity.store import Run
+from sensitivity.store import RESULTS, Run
 
+from .driver import Summary, say
+
+DONE, INCOMPLETE = 0, 1
 FAILURES_SHOWN = 20
+
+
+def conclude(summary: Summary) -> int:
+    """Say how a run ended, and give its exit status."""
+    path = summary.run.path
+    if summary.computed:
+        say(f"computed {summary.computed:,} windows at {summary.rate:,.0f} windows/s")
+    for failure in summary.failed[:5]:
+        say(_failure(failure))
+    if summary.complete:
+        print(path / RESULTS)
+        return DONE
+    why = "stopped" if summary.interrupted else f"ended with {len(summary.failed)} failed shards"
+    say(f"{why}: {summary.done:,} of {summary.shards:,} shards are committed")
+    say(f"to go on:  sensitivity resume {path}")
+    return INCOMPLETE
 
 
 def report(run: Run) -> str:

@@ -31,12 +31,13 @@ def table(rows: Rows, title: str | None = None) -> str:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name, value in rows[0].items():
-        drawn.add_column(name, justify="left" if isinstance(value, str) else "right", no_wrap=True)
+        drawn.add_column(Text(name), justify="left" if isinstance(value, str) else "right", no_wrap=True)
     for row in rows:
-        drawn.add_row(*(_cell(value) for value in row.values()))
+        drawn.add_row(*(Text(_cell(value)) for value in row.values()))
     text = io.StringIO()
     console = Console(file=text, width=None if sys.stdout.isatty() else 200, color_system=None)
     console.print(drawn)

@@ -8,7 +8,8 @@ difference in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,10 +35,13 @@ class Audit:
     vjp_error: kernel against an eager vector-Jacobian product in the run's dtype.
     difference_error: kernel against a central difference in float64; None where the model has no float64 twin.
     A large one is reported, not refused: a model may replace its gradient on purpose.
+    largest: the Jacobian's largest finite entry on these windows. not_finite: entries that are NaN or infinite.
     """
 
     vjp_error: float
     difference_error: float | None
+    largest: float
+    not_finite: int
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -47,40 +51,67 @@ def audit(target: Target, kernel: Callable[[np.ndarray], tuple[np.ndarray, np.nd
     """Audit `target` and `kernel` on a few real windows `(n, lag, feature)`, n ≥ 1. Raises `Refused`."""
     samples = few(windows).reshape(-1, *target.facts.input_shape)
     require_independent(target, samples)
-    prediction, jacobian = kernel(samples)
-    vector = np.random.default_rng(0).standard_normal(prediction.shape).astype(samples.dtype)
+    with _failures_refused("differentiated"):
+        prediction, jacobian = kernel(samples)
+        vector = np.random.default_rng(0).standard_normal(prediction.shape).astype(samples.dtype)
+        expected = _vjp(target, samples, vector)
     rows = jacobian.reshape(SAMPLES, target.facts.target_size, -1)
     product = np.einsum("nr,nrs->ns", _flat(vector), rows)
-    vjp_error = _relative(product, _flat(_vjp(target, samples, vector)))
+    vjp_error = _relative(product, _flat(expected))
     if not vjp_error <= VJP_TOLERANCE:
         raise Refused(
             "sensitivity.kernel",
             given=f"a Jacobian that differs from an independent vector-Jacobian product by {vjp_error:.1e}",
             allowed=f"{VJP_TOLERANCE:.0e} of the largest entry",
-            remedy="set sensitivity.experimental_use_pfor = false; a model whose gradients are not finite "
-            "on its own series has to be mended first",
+            remedy="set sensitivity.experimental_use_pfor = false",
         )
-    return Audit(vjp_error, _difference_error(target, samples, vector, product))
+    finite = np.abs(jacobian[np.isfinite(jacobian)])
+    difference = _difference_error(target, samples, vector, product)
+    return Audit(vjp_error, difference, float(finite.max(initial=0.0)), int(jacobian.size - finite.size))
 
 
 def few(windows: np.ndarray) -> np.ndarray:
-    """`SAMPLES` windows spread over those given, repeated with a little noise where there are fewer."""
-    picked = windows[np.linspace(0, len(windows) - 1, SAMPLES).round().astype(int)]
-    return np.ascontiguousarray(picked + 0.01 * _spread(picked) * _noise(picked.shape)).astype(windows.dtype)
+    """`SAMPLES` windows spread over those given; where there are fewer, repeated with a little noise."""
+    picked = np.ascontiguousarray(windows[np.linspace(0, len(windows) - 1, SAMPLES).round().astype(int)])
+    if len(np.unique(_flat(picked), axis=0)) == SAMPLES:
+        return picked
+    return (picked + 0.01 * _spread(picked) * _noise(picked.shape)).astype(windows.dtype)
 
 
 def require_independent(target: Target, samples: np.ndarray) -> None:
-    """Refuse a model that is stateful, that answers differently each time, or whose samples influence each other."""
+    """Refuse a model that is stateful, that answers differently each time, or whose samples influence each other.
+
+    samples: `SAMPLES` windows, no two the same. One is exchanged for another: the others' outputs must not move.
+    """
     require_stateless(target.model)
-    names, first = _outputs_by_layer(target, samples)
-    _, again = _outputs_by_layer(target, samples)
+    with _failures_refused("called"):
+        names, first = _outputs_by_layer(target, samples)
+        _, again = _outputs_by_layer(target, samples)
+        exchanged = []
+        for sample in (0, SAMPLES // 2):
+            moved = samples.copy()
+            moved[sample] = samples[sample + 1]
+            exchanged.append((np.delete(np.arange(SAMPLES), sample), _outputs_by_layer(target, moved)[1]))
     _require_same(names, first, again, slice(None), "answers differently each time it is called", _RANDOM)
-    for sample in (0, SAMPLES // 2):
-        moved = samples.copy()
-        moved[sample] += 3 * _spread(samples) * _noise(samples.shape[1:])
-        others = np.delete(np.arange(SAMPLES), sample)
-        _, disturbed = _outputs_by_layer(target, moved)
+    for others, disturbed in exchanged:
         _require_same(names, first, disturbed, others, "lets the samples of a batch influence each other", _COUPLED)
+
+
+@contextlib.contextmanager
+def _failures_refused(what: str) -> Iterator[None]:
+    """What a model raises on its own series is the model's fault, and no traceback of ours."""
+    try:
+        yield
+    except Refused:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise Refused(
+            "model.path",
+            given=f"a model that fails when {what} on windows of the series ({type(error).__name__}: {reason})",
+            allowed="a model that takes the windows of its series and has a gradient there",
+            remedy="check the series against what the model was trained on, series.scaling first",
+        ) from error
 
 
 _RANDOM = "call dropout and noise layers without training=True"
@@ -95,7 +126,9 @@ def require_stateless(model: keras.Model) -> None:
     for layer in leaf_layers(model):
         if getattr(layer, "stateful", False):
             raise _refused(
-                layer.name, "keeps its state from one batch to the next", "build the layer with stateful=False"
+                f"layer {layer.name!r}",
+                "keeps its state from one batch to the next",
+                "build the layer with stateful=False",
             )
 
 
@@ -119,30 +152,34 @@ def _moved(one: np.ndarray, other: np.ndarray, rows: Any) -> bool:
 
 
 def _outputs_by_layer(target: Target, samples: np.ndarray) -> tuple[list[str], list[np.ndarray]]:
-    """Every layer's output in the order layers finish, innermost first, and the target itself last."""
+    """What goes into and comes out of every layer, in the order of calls, and the target itself last."""
     names: list[str] = []
     outputs: list[np.ndarray] = []
 
+    def record(name: str, value: Any) -> None:
+        for part in keras.tree.flatten(value):
+            if isinstance(part, tf.__internal__.EagerTensor):
+                names.append(name)
+                outputs.append(part.numpy())
+
     def wrap(layer: keras.Layer, call: Any) -> Any:
         def recorded(*args: Any, **kwargs: Any) -> Any:
+            record(f"something before layer {layer.name!r}", args)
             result = call(*args, **kwargs)
-            for part in keras.tree.flatten(result):
-                if isinstance(part, tf.__internal__.EagerTensor):
-                    names.append(layer.name)
-                    outputs.append(part.numpy())
+            record(f"layer {layer.name!r}", result)
             return result
 
         return recorded
 
     with calls_wrapped(leaf_layers(target.model), wrap):
         final = target(tf.constant(samples)).numpy()
-    return [*names, target.model.name], [*outputs, final]
+    return [*names, f"model {target.model.name!r}"], [*outputs, final]
 
 
-def _refused(layer: str, what: str, remedy: str) -> Refused:
+def _refused(culprit: str, what: str, remedy: str) -> Refused:
     return Refused(
         "model.path",
-        given=f"layer {layer!r} {what}",
+        given=f"{culprit} {what}",
         allowed="models that map each window to its output alone, the same each time",
         remedy=remedy,
     )
@@ -174,7 +211,8 @@ def _difference_error(target: Target, samples: np.ndarray, vector: np.ndarray, p
     expected = _flat((ahead - behind) * vector).sum(axis=1) / (2 * _STEP)
     found = (product * _flat(direction)).sum(axis=1)
     scale = float(np.abs(expected).max()) or 1.0
-    return float(np.median(np.abs(found - expected)) / scale)
+    error = float(np.median(np.abs(found - expected)) / scale)
+    return error if np.isfinite(error) else None
 
 
 def _spread(samples: np.ndarray) -> np.ndarray:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import google_crc32c
 import numpy as np
 import zarr
+from pydantic import TypeAdapter, ValidationError
 
-from .durable import read_json, sync_files, write_json
+from .durable import sync_files, write_json
 from .plan import Shard
 from .store import COMMITS, FAILURES, Run
 
@@ -62,6 +63,10 @@ class Failure:
     reason: str
     traceback: str
     host: str
+
+
+_COMMIT, _FAILURE = TypeAdapter(Commit), TypeAdapter(Failure)
+Record = TypeVar("Record")
 
 
 class Results:
@@ -124,32 +129,50 @@ def record_failure(run: Run, failure: Failure) -> None:
     write_json(_path(run, FAILURES, failure.shard), asdict(failure))
 
 
-def read_commit(run: Run, shard: Shard) -> Commit | None:
-    """The shard's commit record, or None where there is none that agrees with the run."""
-    content = read_json(_path(run, COMMITS, shard.index))
-    if content is None or set(content) != {field.name for field in fields(Commit)}:
+def read_commit(run: Run, shard: Shard, *, with_chunks: bool = True) -> Commit | None:
+    """The shard's commit record, or None where there is none that agrees with the run.
+
+    with_chunks: nor where one of its chunks is gone; `verify` wants to hear of those.
+    """
+    record = _read(_COMMIT, _path(run, COMMITS, shard.index))
+    if record is None:
         return None
-    record = Commit(**content)
     expected = (shard.index, shard.start, shard.stop, run.fingerprint)
     found = (record.shard, record.start, record.stop, record.job)
-    return record if found == expected and set(record.chunks) == set(chunk_keys(run, shard)) else None
+    agrees = found == expected and set(record.chunks) == set(chunk_keys(run, shard))
+    there = not with_chunks or all((run.results / key).exists() for key in record.chunks)
+    return record if agrees and there else None
 
 
-def read_commits(run: Run) -> dict[int, Commit]:
+def read_commits(run: Run, *, with_chunks: bool = True) -> dict[int, Commit]:
     """Every valid commit record by shard. One listing, and one small file read a shard that is done."""
-    records = (read_commit(run, run.layout.shard(index)) for index in _listed(run, COMMITS))
+    shards = (run.layout.shard(index) for index in _listed(run, COMMITS))
+    records = (read_commit(run, shard, with_chunks=with_chunks) for shard in shards)
     return {record.shard: record for record in records if record is not None}
 
 
 def read_failures(run: Run) -> dict[int, Failure]:
-    contents = (read_json(_path(run, FAILURES, index)) for index in _listed(run, FAILURES))
-    names = {field.name for field in fields(Failure)}
-    return {content["shard"]: Failure(**content) for content in contents if content and set(content) == names}
+    """Why shards were given up, by shard; torn records are passed over."""
+    failures = {index: _read(_FAILURE, _path(run, FAILURES, index)) for index in _listed(run, FAILURES)}
+    return {index: failure for index, failure in failures.items() if failure is not None}
+
+
+def forget(run: Run, shard: int) -> None:
+    """Make a shard missing again, to be computed by the next run."""
+    _path(run, COMMITS, shard).unlink(missing_ok=True)
 
 
 def missing(run: Run, done: Iterable[int]) -> list[Shard]:
     committed = set(done)
     return [shard for shard in run.layout.shards() if shard.index not in committed]
+
+
+def _read(adapter: TypeAdapter[Record], path: Path) -> Record | None:
+    """The record at `path`, or None where it is absent, torn or of another kind."""
+    try:
+        return adapter.validate_json(path.read_bytes(), strict=True)
+    except (OSError, ValidationError):
+        return None
 
 
 def _path(run: Run, folder: str, index: int) -> Path:

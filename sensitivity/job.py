@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError,
 
 from .errors import Refused, RefusedTogether
 
+SHOWN_AT_ONCE = 5  # refusals: one screen
 Auto = Literal["auto"]
 Positive = Annotated[int, Field(ge=1)]
 SERIES_FORMATS = (".csv", ".csv.gz", ".parquet", ".nc", ".zarr", ".npy")
@@ -217,7 +218,7 @@ class Job(Section):
         if not self.model.is_function:
             _require_model_file(Path(self.model.path))
         _require_series_file(Path(self.series.path))
-        if Path(self.run.path).exists() and not Path(self.run.path).is_dir():
+        if _exists(Path(self.run.path)) and not Path(self.run.path).is_dir():
             raise Refused(
                 "run.path",
                 given=self.run.path,
@@ -257,9 +258,16 @@ def _read_toml(file: Path) -> dict[str, Any]:
         ) from error
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long, say
+        return False
+
+
 def _require_model_file(path: Path) -> None:
     allowed = "a .keras file, or package.module:function returning a keras.Model"
-    if not path.exists():
+    if not _exists(path):
         raise Refused("model.path", given=f"{path} (no such file)", allowed=allowed, remedy="check the path")
     if path.is_dir():
         raise Refused(
@@ -282,7 +290,7 @@ def _require_series_file(path: Path) -> None:
             allowed=" ".join(SERIES_FORMATS),
             remedy="convert the series to one of these formats",
         )
-    if not path.exists():
+    if not _exists(path):
         raise Refused(
             "series.path", given=f"{path} (no such file)", allowed="an existing series", remedy="check the path"
         )
@@ -308,7 +316,7 @@ def _refusals(error: ValidationError, content: dict[str, Any]) -> Refused:
     for finding in error.errors():
         keys.setdefault(_key(finding["loc"], content), []).append(finding)
     refusals = [_refusal(key, findings) for key, findings in keys.items()]
-    return refusals[0] if len(refusals) == 1 else RefusedTogether(refusals)
+    return refusals[0] if len(refusals) == 1 else RefusedTogether(refusals[:SHOWN_AT_ONCE])
 
 
 def _key(loc: tuple[int | str, ...], content: Any) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hashlib
 import importlib
 import json
+import marshal
 import os
+import re
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -93,8 +97,9 @@ def _call_function(path: str, directory: str) -> keras.Model:
         sys.path.insert(0, directory)
     try:
         importlib.invalidate_caches()
-        model = getattr(importlib.import_module(module), name)()
-    except Exception as error:
+        with contextlib.redirect_stdout(sys.stderr):
+            model = getattr(importlib.import_module(module), name)()
+    except (Exception, SystemExit) as error:
         raise Refused(
             "model.path",
             given=f"{path} ({type(error).__name__}: {error})",
@@ -166,13 +171,24 @@ def _architecture(model: keras.Model) -> str:
         return repr([type(model).__qualname__, *(type(layer).__qualname__ for layer in leaf_layers(model))])
     for key in ("compile_config", "build_config"):
         config.pop(key, None)
-    numbers = {layer.name: f"layer {i}" for i, layer in enumerate(model._flatten_layers())}
+    numbers: dict[str, str] = {layer.name: f"layer {i}" for i, layer in enumerate(model._flatten_layers())}
 
     def numbered(node: Any) -> Any:
+        if isinstance(node, dict) and node.get("class_name") == "__lambda__":
+            return _code(node["config"])
         if isinstance(node, dict):
             return {key: numbered(value) for key, value in node.items()}
         if isinstance(node, (list, tuple)):
             return [numbered(item) for item in node]
         return numbers.get(node, node) if isinstance(node, str) else node
 
-    return json.dumps(numbered(config), sort_keys=True, default=repr)
+    return _ADDRESS.sub("", json.dumps(numbered(config), sort_keys=True, default=repr))
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def _code(config: dict[str, Any]) -> list[str]:
+    """A Lambda's code. Marshal's newest format notes how often objects are shared, which varies; version 2 does not."""
+    code = marshal.dumps(marshal.loads(base64.b64decode(config["code"])), 2)
+    return [code.hex(), repr(config.get("defaults")), repr(config.get("closure"))]

@@ -103,6 +103,7 @@ def describe_call(model: keras.Model, input_shape: tuple[int, ...], *, of: str, 
 def _run_once(model: keras.Model, shape: tuple[int, ...], of: str, dtype: str) -> tuple[CallFacts, dict[str, Any]]:
     result, activations = _forward(model, np.zeros((2, *shape), dtype), shape)
     heads = _heads(model, result, of)
+    _require_floating(heads)
     facts = CallFacts(
         input_shape=shape,
         target_shape=tuple(_joined(heads).shape[1:]),
@@ -130,6 +131,17 @@ def _is_smooth(model: keras.Model, windows: tf.TensorSpec) -> bool:
 
 def _on_integers(node: Any) -> bool:
     return "T" in node.attr and tf.as_dtype(node.attr["T"].type).is_integer
+
+
+def _require_floating(heads: dict[str, Any]) -> None:
+    for name, head in heads.items():
+        if not (tf.is_tensor(head) and head.dtype.is_floating):
+            raise Refused(
+                "sensitivity.of",
+                given=f"output {name!r} of {getattr(head, 'dtype', type(head).__name__)}",
+                allowed="floating-point tensors: others have no derivative",
+                remedy="name another output, or end the model before it rounds or chooses",
+            )
 
 
 def _joined(heads: dict[str, tf.Tensor]) -> tf.Tensor:
@@ -259,11 +271,10 @@ def calls_wrapped(layers: list[keras.Layer], wrap: Callable[[keras.Layer, Any], 
 
 def _heads(model: keras.Model, result: Any, of: str) -> dict[str, Any]:
     """Output name → tensor, those that `of` names: all for "output", else one."""
-    heads = keras.tree.flatten(result)
-    if isinstance(result, dict):
-        names = list(result)
+    if isinstance(result, dict):  # in its own order: flattening would sort it
+        heads, names = list(result.values()), list(result)
     else:
-        names = list(getattr(model, "output_names", None) or [])
+        heads, names = keras.tree.flatten(result), list(getattr(model, "output_names", None) or [])
     if len(names) != len(heads) or len(set(names)) != len(names):
         names = [f"output_{i}" for i in range(len(heads))]
     named = dict(zip(names, heads, strict=True))

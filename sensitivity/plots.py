@@ -36,7 +36,7 @@ def draw_lag_profile(values: xr.DataArray, axes: Axes) -> None:
         look: dict[str, Any] = {
             "color": COLOURS[i % len(COLOURS)],
             "marker": MARKS[i % len(MARKS)],
-            "label": str(feature),
+            "label": _plain(feature),
         }
         style = STYLES[i // len(COLOURS) % len(STYLES)]
         axes.plot(values["lag"], series, linestyle=style, markersize=4, linewidth=1.5, **look)
@@ -48,13 +48,19 @@ def draw_lag_profile(values: xr.DataArray, axes: Axes) -> None:
 
 
 def draw_heatmap(values: xr.DataArray, axes: Axes) -> None:
-    features = [str(name) for name in values["feature"].values]
+    features = [_plain(name) for name in values["feature"].values]
     newest, oldest = int(values["lag"].min()), int(values["lag"].max())
     extent = (oldest + 0.5, newest - 0.5, len(features) - 0.5, -0.5)
     image = axes.imshow(values.transpose("feature", "lag"), aspect="auto", cmap="viridis", extent=extent, vmin=0)
     axes.set_yticks(range(len(features)), features)
     bar = axes.figure.colorbar(image, ax=axes)
     bar.set_label("mean |∂output/∂input| × input's std\n(units of the output)")
+
+
+def _plain(name: object) -> str:
+    """A label that matplotlib takes as it is: no mathematics, and not hidden for an underscore in front."""
+    text = str(name).replace("$", r"\$")
+    return f"\u200b{text}" if text.startswith("_") else text
 
 
 KINDS: dict[str, Callable[[xr.DataArray, Axes], None]] = {"lag-profile": draw_lag_profile, "heatmap": draw_heatmap}

@@ -61,7 +61,9 @@ def unreadable(path: str, error: Exception) -> Refused:
         "series.path",
         given=f"{path} ({type(error).__name__}: {reason})",
         allowed="a file that its ending describes",
-        remedy="open it with pandas or xarray to see what is wrong with it",
+        remedy="save it as UTF-8"
+        if isinstance(error, UnicodeDecodeError)
+        else "open it with pandas or xarray to see what is wrong with it",
     )
 
 
@@ -88,9 +90,9 @@ class _Table:
                 columns = [_numbers(frame[name], name, row) for name in self.features]
                 yield Block(times, np.stack(columns, axis=1))
                 row += len(frame)
-        except (OSError, ValueError) as error:
-            if isinstance(error, Refused):
-                raise
+        except Refused:
+            raise
+        except Exception as error:
             raise unreadable(self.path, error) from error
 
     def _frames(self) -> Iterator[Any]:
@@ -135,13 +137,18 @@ class _Sliced:
     """Formats that give any range of steps at its own cost."""
 
     sliceable = True
+    path: str
     features: tuple[str, ...]
     steps: int
 
     def blocks(self) -> Iterator[Block]:
         for start in range(0, self.steps, BLOCK_STEPS):
             stop = min(start + BLOCK_STEPS, self.steps)
-            yield Block(self._times(start, stop), self.read(start, stop))
+            try:
+                block = Block(self._times(start, stop), self.read(start, stop))
+            except Exception as error:  # every format has its own way of being damaged
+                raise unreadable(self.path, error) from error
+            yield block
 
     def _times(self, start: int, stop: int) -> np.ndarray | None:
         return None
@@ -173,7 +180,7 @@ class _Matrix(_Sliced):
         names_them = features is not None and len(features) == width and not set(features) <= set(columns)
         self.features = tuple(features or ()) if names_them else choose_features(columns, features)
         self._index = list(range(width)) if names_them else [columns.index(name) for name in self.features]
-        self._array, self.steps = array, array.shape[0]
+        self.path, self._array, self.steps = path, array, array.shape[0]
 
     def read(self, start: int, stop: int) -> np.ndarray:
         rows = np.asarray(self._array[start:stop])
@@ -184,7 +191,7 @@ class _Dataset(_Sliced):
     """A labelled dataset: one variable per feature, or one `(time, feature)` variable with labelled columns."""
 
     def __init__(self, path: str, dataset: Any, time: str | None, features: Sequence[str] | None) -> None:
-        self._dataset = dataset
+        self.path, self._dataset = path, dataset
         self._time = _time_variable(dataset, time)
         dim = self._time.dims[0] if self._time is not None else _leading_dim(path, dataset, features)
         self._places = _columns_along(dataset, dim)
@@ -279,8 +286,16 @@ def _no_column(key: str, missing: Sequence[str], columns: Sequence[str]) -> Refu
         key,
         given=f"{', '.join(missing)} (no such column)" if missing else "a series without numeric columns",
         allowed=f"columns of the series: {shown or 'none'}",
-        remedy="correct the name; spelling and case count",
+        remedy=_column_advice(columns),
     )
+
+
+def _column_advice(columns: Sequence[str]) -> str:
+    if len(columns) == 1 and any(mark in columns[0] for mark in ";\t|"):
+        return "separate the columns by commas"
+    if not columns:
+        return "give numbers as one variable per feature along the steps, or one variable (step, feature)"
+    return "correct the name; spelling and case count"
 
 
 def _numbers(column: Any, name: str, first_row: int) -> np.ndarray:

@@ -8,6 +8,7 @@ cannot be read by slices (CSV, Parquet) is copied once into a Zarr store that ca
 from __future__ import annotations
 
 import hashlib
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from .errors import Refused
 from .job import Scaling, SeriesSection
 from .readers import Block, Reader, open_reader
 
+_TIME_OF_DAY = re.compile(r"\s*\d{1,2}:\d")
 INGESTED_VARIABLE, INGESTED_TIME = "series", "time"
 INGESTED_STEPS = 1 << 13  # a chunk of the copy: a worker decompresses little more than the steps of its shard
 
@@ -54,7 +56,7 @@ class Survey:
     """What one pass over the series proves and finds.
 
     missing: the runs `[start, stop)` of steps that lack a finite value in some feature, in order.
-    mean, std: per feature, over its finite values, in the series' own units.
+    mean, std, largest (by absolute value): per feature, over its finite values, in the series' own units.
     fingerprint: of times and values, whatever the format they came in.
     """
 
@@ -64,7 +66,21 @@ class Survey:
     missing: tuple[tuple[int, int], ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    largest: tuple[float, ...]
     fingerprint: str
+
+    def require_fits(self, dtype: str, scaling: Scaling | None) -> None:
+        """Refuse values that would overflow in the run's dtype."""
+        limit = float(np.finfo(dtype).max)
+        for i, name in enumerate(self.features):
+            mean, std = (scaling.mean[i], scaling.std[i]) if scaling else (0.0, 1.0)
+            if (self.largest[i] + abs(mean)) / std > limit:
+                raise Refused(
+                    f"series column {name!r}",
+                    given=f"values up to {self.largest[i]:.3g}",
+                    allowed=f"at most {limit:.3g}, what {dtype} holds",
+                    remedy="mark such values as missing, or set run.dtype",
+                )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -78,6 +94,7 @@ class Survey:
             missing=tuple((start, stop) for start, stop in content["missing"]),
             mean=tuple(content["mean"]),
             std=tuple(content["std"]),
+            largest=tuple(content["largest"]),
             fingerprint=content["fingerprint"],
         )
 
@@ -163,8 +180,11 @@ def survey(section: SeriesSection) -> Survey:
         of_values.update(np.where(np.isnan(block.values), np.nan, block.values + 0.0).tobytes())  # one NaN, one zero
     if not sums.steps:
         raise Refused("series.path", given=f"{section.path} (no steps)", allowed="one step or more", remedy="fill it")
-    fingerprint = hashlib.blake2b(of_times.digest() + of_values.digest(), digest_size=16).hexdigest()
-    return Survey(reader.features, sums.steps, clock.axis, tuple(sums.missing), *sums.mean_and_std(), fingerprint)
+    fingerprint = hashlib.blake2b(of_times.digest() + of_values.digest(), digest_size=16)
+    mean, std, largest = sums.mean_std_largest()
+    return Survey(
+        reader.features, sums.steps, clock.axis, tuple(sums.missing), mean, std, largest, fingerprint.hexdigest()
+    )
 
 
 def ingest(section: SeriesSection, survey: Survey, path: Path) -> None:
@@ -232,12 +252,13 @@ class _Sums:
     def __init__(self, features: int) -> None:
         self.steps = 0
         self.missing: list[tuple[int, int]] = []
-        self._count, self._mean, self._squares = np.zeros((3, features))
+        self._count, self._mean, self._squares, self._largest = np.zeros((4, features))
 
     def add(self, values: np.ndarray) -> None:
         finite = np.isfinite(values)
         self._add_gaps(~finite.all(axis=1))
-        self._add_moments(np.where(finite, values, 0.0), finite)
+        with np.errstate(over="ignore"):  # squares of what no dtype of ours holds
+            self._add_moments(np.where(finite, values, 0.0), finite)
         self.steps += len(values)
 
     def _add_gaps(self, gap: np.ndarray) -> None:
@@ -257,10 +278,11 @@ class _Sums:
         self._squares += squares + shift**2 * self._count * count / np.maximum(total, 1)
         self._mean += shift * count / np.maximum(total, 1)
         self._count = total
+        self._largest = np.maximum(self._largest, np.abs(values).max(axis=0, initial=0.0))
 
-    def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def mean_std_largest(self) -> tuple[tuple[float, ...], ...]:
         std = np.sqrt(self._squares / np.maximum(self._count, 1))
-        return tuple(map(float, self._mean)), tuple(map(float, std))
+        return tuple(tuple(map(float, column)) for column in (self._mean, std, self._largest))
 
 
 class _Clock:
@@ -288,6 +310,8 @@ class _Clock:
         import pandas as pd
 
         values = np.asarray(times)
+        if isinstance(values[0], str) and _TIME_OF_DAY.match(values[0]):
+            self._require(np.zeros(1, bool), times, "a time of day without its date")
         if values.dtype.kind in "iuf":
             self._require(np.isfinite(values), times, "a missing time")
             return values.astype(np.float64 if values.dtype.kind == "f" else np.int64), "number"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import shutil
+import socket
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 RESULTS, COMMITS, FAILURES, JOB, TUNING = "results.zarr", "commits", "failures", "job.json", "tuning.json"
 MODEL, WEIGHTS, SERIES = "model.keras", "model.weights.h5", "series.zarr"
 _CREATING = ".creating"
+_KEYS = {
+    *("job", "identity", "fingerprints", "versions", "survey", "model", "layout", "skipped", "ingested", "setting"),
+    *("model_file", "audit"),
+}
 _LIBRARIES = ("sensitivity-jobs", "tensorflow", "keras", "numpy", "zarr", "xarray", "ray")
 
 
@@ -44,12 +50,19 @@ class Run:
         """Raises `Refused` where there is no run at `path`."""
         path = Path(path).absolute()
         content = read_json(path / JOB)
-        if content is None or "layout" not in content:
+        if content is None or not _KEYS <= set(content):
             raise Refused(
                 "run directory",
                 given=f"{path} ({'no readable ' + JOB + ' in it' if path.is_dir() else 'no such directory'})",
                 allowed="a directory made by `sensitivity run`",
                 remedy="check the path, or start the run with `sensitivity run JOB`",
+            )
+        if not (path / RESULTS / "zarr.json").exists():
+            raise Refused(
+                "run directory",
+                given=f"{path}, without its {RESULTS}",
+                allowed="a run directory that is whole",
+                remedy="restore it, or remove the directory and run the job again",
             )
         return cls(path, content)
 
@@ -149,7 +162,22 @@ def require_same(run: Run, job: Job, wanted: dict[str, Any]) -> None:
 
 
 def require_free(path: Path) -> None:
-    """Refuse a directory that holds anything but a creation that never finished."""
+    """Refuse a path where no directory can be made, or one that holds anything but a creation that never finished."""
+    parent = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise Refused(
+            "run.path",
+            given=f"{path}, where {parent} is {'not writable' if parent.is_dir() else 'a file'}",
+            allowed="a path where a directory can be made",
+            remedy="choose another path",
+        )
+    if _is_being_created(path):
+        raise Refused(
+            "run.path",
+            given=f"{path}, which another process is creating at this moment",
+            allowed="one driver a run",
+            remedy="let that process go on, or end it",
+        )
     if path.is_dir() and any(path.iterdir()) and not _is_unfinished(path):
         raise Refused(
             "run.path",
@@ -157,6 +185,20 @@ def require_free(path: Path) -> None:
             allowed="an empty path, or a run of the same job, model and series",
             remedy="choose another path, or empty that one",
         )
+
+
+def _is_being_created(path: Path) -> bool:
+    """Whether a living process of this machine is at it; of other machines nothing can be known."""
+    creator = read_json(path / _CREATING) or {}
+    if creator.get("host") != socket.gethostname() or creator.get("pid") in (None, os.getpid()):
+        return False
+    try:
+        os.kill(creator["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not (path / JOB).exists()
 
 
 def _is_unfinished(path: Path) -> bool:
@@ -171,13 +213,15 @@ def create(job: Job, survey: Survey, model: keras.Model, fingerprints: dict[str,
         shutil.rmtree(path)
     path.mkdir(parents=True)
     try:
-        (path / _CREATING).touch()
+        write_json(path / _CREATING, {"host": socket.gethostname(), "pid": os.getpid()})
         _fill(path, job, survey, model, fingerprints, plan, audit)
+        run = Run.open(path)
+        load_run_model(run)  # what a worker will do first: better refused now
     except BaseException:
         shutil.rmtree(path)
         raise
     (path / _CREATING).unlink()
-    return Run.open(path)
+    return run
 
 
 def _fill(
@@ -187,7 +231,7 @@ def _fill(
 
     (path / COMMITS).mkdir()
     (path / FAILURES).mkdir()
-    _keep_model(path, job, model)
+    model_file = _keep_model(path, job, model)
     copied = not is_sliceable(job.series)
     if copied:
         ingest(job.series, survey, path / SERIES)
@@ -212,6 +256,7 @@ def _fill(
         "layout": layout,
         "skipped": plan.skipped,
         "ingested": copied,
+        "model_file": model_file,
         "setting": plan.setting.to_json(),
         "audit": audit.to_json(),
     }
@@ -219,34 +264,44 @@ def _fill(
     write_json(path / JOB, content)
 
 
-def _keep_model(path: Path, job: Job, model: keras.Model) -> None:
+def _keep_model(path: Path, job: Job, model: keras.Model) -> str:
     """The model as a file where it is one or can be one; else its weights, to go with the function that builds it."""
     from .loading import fingerprint, load_file
 
     if not job.model.is_function:
         shutil.copyfile(job.model.path, path / MODEL)
-        return
+        return MODEL
     try:
         model.save(path / MODEL)
         same = fingerprint(load_file(path / MODEL)) == fingerprint(model)
     except Exception:  # Keras cannot write or read back this class: the reason differs with every class
         same = False
-    if not same:
-        (path / MODEL).unlink(missing_ok=True)
-        model.save_weights(path / WEIGHTS)
+    if same:
+        return MODEL
+    (path / MODEL).unlink(missing_ok=True)
+    model.save_weights(path / WEIGHTS)
+    return WEIGHTS
 
 
 def load_run_model(run: Run) -> keras.Model:
     """The run's own copy of the model, checked against its fingerprint and cast to the run's dtype."""
     from .loading import cast, fingerprint, load_file, load_model
 
-    if (run.path / MODEL).exists():
-        model = load_file(run.path / MODEL)
+    file = run.path / run.content["model_file"]
+    if not file.exists():
+        raise Refused(
+            "run directory",
+            given=f"{run.path}, without its {file.name}",
+            allowed="a run directory that is whole",
+            remedy="restore the file, or run the job into a new run directory",
+        )
+    if file.name == MODEL:
+        model = load_file(file)
         model = cast(model, run.job.run.dtype)
     else:
         model = load_model(run.job.model, run.job.directory, run.job.run.dtype)
         model(np.zeros((1, *run.facts.input_shape), run.facts.dtype))  # builds a model that waits for its input
-        model.load_weights(run.path / WEIGHTS)
+        model.load_weights(file)
     if fingerprint(model) != run.content["fingerprints"]["model"]:
         raise Refused(
             "model",

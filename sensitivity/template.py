@@ -98,6 +98,7 @@ def _create(
 def _write_time_and_skipped(group: zarr.Group, survey: Survey, windows: Windows) -> None:
     count = windows.count
     head = xr.conventions.encode_cf_variable(_time(survey, windows, 0, min(count, 2)))
+    head.attrs.pop("_FillValue", None)  # every window has a time
     encoding = {key: head.attrs[key] for key in ("units", "calendar") if key in head.attrs}
     options: dict[str, Any] = {"shape": (count,), "chunks": (min(count, LABEL_BLOCK),), "dimension_names": ("time",)}
     time = group.create_array("time", dtype=head.dtype, attributes=dict(head.attrs), **options)

@@ -157,7 +157,11 @@ def test_damage_is_found_and_an_incomplete_run_says_so(finished):
     result = call("verify", finished)
     assert result.exit_code == 1
     assert result.stdout.startswith("shard 2: jacobian/c.2.0.0.0.0: ")
-    (finished / "commits" / "00000002.json").unlink()
+    assert "sensitivity verify --repair" in result.stderr
+    damaged = call("query", finished, "importance")
+    assert damaged.exit_code == 2
+    assert "sensitivity verify" in damaged.stderr
+    assert call("verify", finished, "--repair").exit_code == 1
     assert call("verify", finished).exit_code == 0
     assert "1 missing" in call("status", finished).stdout
     query = call("query", finished, "importance", "--format", "json")
@@ -184,7 +188,8 @@ def test_a_failed_shard_ends_in_exit_one_and_shows_in_status(finished, monkeypat
     monkeypatch.setattr(Worker, "compute", lambda *_: (_ for _ in ()).throw(RuntimeError("no such weather")))
     result = call("resume", finished, "--serial")
     assert result.exit_code == 1
-    assert "shard 1 (windows 10–19) failed 3 times: RuntimeError: no such weather" in result.stderr
+    assert "shard 1 (windows 10–19), 3 attempts on" in result.stderr
+    assert "RuntimeError: no such weather" in result.stderr
     assert f"sensitivity resume {finished}" in result.stderr
     assert result.stdout == ""
     status = call("status", finished).stdout
@@ -203,6 +208,24 @@ def test_projected_memory_covers_the_real_peak(write_job):
     records = [json.loads(path.read_text()) for path in (file.parent / "run" / "commits").glob("*.json")]
     peak = max(record["peak_memory"] for record in records)
     assert peak <= projected <= 2 * peak
+
+
+def test_what_is_unexpected_is_one_line_unless_asked_for_more(finished, monkeypatch):
+    from sensitivity import commits
+
+    monkeypatch.setattr(commits, "read_commits", lambda *_, **__: 1 / 0)
+    result = call("verify", finished)
+    assert result.exit_code == 1
+    assert "sensitivity: ZeroDivisionError: division by zero" in result.stderr
+    monkeypatch.setenv("SENSITIVITY_TRACEBACKS", "1")
+    assert isinstance(call("verify", finished).exception, ZeroDivisionError)
+
+
+def test_tables_take_any_name():
+    rows = [{"feature": "[red]b", "$x_i^$": 1.0}]
+    text = render(rows, "table")
+    assert "[red]b" in text
+    assert "$x_i^$" in text
 
 
 def test_tables_are_rows_of_labels_and_numbers():

@@ -30,6 +30,15 @@ def test_a_shard_is_given_up_after_its_third_failure():
     assert "Traceback" in outcomes[2].traceback
 
 
+def test_reasons_are_one_line_that_says_what_is_wrong():
+    graph = "Graph execution error:\n\nDetected at node a defined at (most recent call last):\n  File 'x', line 1\n"
+    error = RuntimeError(
+        f"{graph}ValueError: too much\nand too late\nTraceback\n  File 'y'\n\nValueError: too much\nrain\n"
+    )
+    assert Trouble.of(error).reason == "RuntimeError: ValueError: too much rain"
+    assert Trouble.of(KeyError()).reason == "KeyError: no message"
+
+
 def test_an_attempt_given_back_does_not_count():
     ledger = Ledger(SHARDS[:1])
     for _ in range(5):

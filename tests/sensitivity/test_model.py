@@ -64,6 +64,17 @@ def two_headed(steps: int | None = None):
     )
 
 
+def test_outputs_of_a_dict_keep_their_names_and_order():
+    source = keras.Input((4, 3))
+    flat = layers.Flatten()(source)
+    model = keras.Model(source, {"z": layers.Dense(2)(flat), "a": layers.Dense(1)(flat)})
+    assert describe(model, WindowsSection(), 3).outputs == ("z_0", "z_1", "a")
+    assert describe(model, WindowsSection(), 3, of="z").target_size == 2
+    windows = np.ones((2, 4, 3), "float32")
+    target = Target(model, describe(model, WindowsSection(), 3))(windows)
+    np.testing.assert_array_equal(target[:, 0, 2:], model(windows)["a"])
+
+
 def test_several_outputs_stand_side_by_side():
     model = two_headed()
     facts = describe(model, WindowsSection(), 3)
@@ -90,6 +101,13 @@ def test_several_outputs_stand_side_by_side():
         (lambda: sequential((4, 3), layers.Reshape((2, 2, 3))), {}, 3, "output", "model.path"),
         (lambda: two_headed(4), {}, 3, "output", "sensitivity.of"),
         (two_headed, {}, 3, "rain", "sensitivity.of"),
+        (
+            lambda: sequential((4, 3), layers.Lambda(lambda x: keras.ops.argmax(x, -1))),
+            {},
+            3,
+            "output",
+            "sensitivity.of",
+        ),
         (
             lambda: keras.Model([a := keras.Input((4, 3)), b := keras.Input((4, 3))], a + b),
             {},

@@ -48,7 +48,7 @@ def job(**run: Any) -> Job:
 
 
 def survey(steps: int, missing: tuple[tuple[int, int], ...] = ()) -> Survey:
-    return Survey(("a", "b", "c", "d"), steps, TimeAxis("index"), missing, (0.0,) * 4, (1.0,) * 4, "f")
+    return Survey(("a", "b", "c", "d"), steps, TimeAxis("index"), missing, (0.0,) * 4, (1.0,) * 4, (3.0,) * 4, "f")
 
 
 def make(steps: int, facts: Any = None, workers: Workers | None = None, free: int | None = None, **run: Any):

@@ -144,6 +144,15 @@ def test_pictures(half_done, kind, suffix, tmp_path):
         assert all(word in text for word in ("rain", "heat", "lag (steps back", "26 windows"))
 
 
+def test_odd_feature_names_are_drawn_as_they_are(half_done, tmp_path):
+    names = ["$x_i^$", "_hidden"]
+    opened = open_run(half_done.path).assign_coords(feature=names)
+    for kind in KINDS:
+        plot(opened, kind, tmp_path / "odd.svg")
+        text = (tmp_path / "odd.svg").read_text()
+        assert all(name.strip("_") in text for name in names)
+
+
 def test_more_features_than_colours_are_told_apart():
     from matplotlib.figure import Figure
 

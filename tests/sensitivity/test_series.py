@@ -115,6 +115,7 @@ def set_time(row: int, value):
         (lambda table: table.iloc[::-1], "row 2", "back in time"),
         (set_time(10, "rubbish"), "row 11", "no time that can be read"),
         (set_time(10, None), "row 11", "no time that can be read"),
+        (lambda table: table.assign(time=table["time"].str[11:]), "row 1", "without its date"),
     ],
 )
 def test_times_that_are_not_regular_are_refused_with_the_first_offending_row(tmp_path, change, row, what, monkeypatch):
@@ -234,6 +235,24 @@ def test_window_geometry_against_brute_force(shape, gaps, data):
 def test_time_axis_goes_through_json():
     axis = TimeAxis("datetime", 0, 10)
     assert TimeAxis(**vars(axis)) == axis
+
+
+def test_values_beyond_the_dtype_are_refused(tmp_path):
+    table = frame(20)
+    table.loc[3, "heat"] = -1e300
+    found = survey(write_csv(table, tmp_path))
+    assert found.largest[1] == 1e300
+    found.require_fits("float64", None)
+    with pytest.raises(Refused, match="'heat'"):
+        found.require_fits("float32", None)
+
+
+def test_damage_inside_a_store_is_refused(tmp_path):
+    section = write(frame(20), tmp_path, "zarr")
+    next((tmp_path / "series.zarr" / "heat" / "c").rglob("0")).write_bytes(b"damage")
+    with pytest.raises(Refused) as refusal:
+        survey(section)
+    assert refusal.value.key == "series.path"
 
 
 def test_first_windows_look_past_gaps(tmp_path, monkeypatch):

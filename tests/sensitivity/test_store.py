@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from keras import layers
@@ -75,11 +78,45 @@ def test_the_template_opens_with_no_help_and_no_warning(run):
 
 
 @pytest.mark.parametrize("stride", [1, 7])
-def test_times_of_every_kind_are_labelled(write_job, stride):
-    table = frame(60).assign(time=np.arange(1900, 1960))
-    run = started(write_job(series=table, windows={"stride": stride}))
-    times = xr.open_zarr(run.results)["time"].values
-    np.testing.assert_array_equal(times, np.arange(1905, 1960, stride))
+@pytest.mark.parametrize(
+    "times", [np.arange(1900, 1960), 0.25 * np.arange(60), pd.date_range("1900-01-01", periods=60, freq="MS")], ids=str
+)
+def test_times_of_every_kind_are_labelled(write_job, stride, times):
+    run = started(write_job(series=frame(60).assign(time=times), windows={"stride": stride}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = xr.open_zarr(run.results)["time"].values
+    np.testing.assert_array_equal(found, times[5::stride])
+
+
+def test_a_directory_that_another_process_is_creating_is_left_alone(write_job, tmp_path):
+    file = write_job()
+    (tmp_path / "run").mkdir()
+    creating = {"host": socket.gethostname(), "pid": 1}
+    (tmp_path / "run" / ".creating").write_text(json.dumps(creating))
+    with pytest.raises(Refused, match="another process is creating"):
+        started(file)
+    creating["pid"] = 2**22 + 1  # beyond any process
+    (tmp_path / "run" / ".creating").write_text(json.dumps(creating))
+    assert started(file).layout.windows == 55
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_lambda_built_by_a_function_runs_in_either_dtype(write_job, tmp_path, dtype):
+    (tmp_path / f"lambdas_{dtype}.py").write_text(
+        "import keras\nfrom keras import layers\n"
+        "def build():\n"
+        "    factor = 2.0\n"
+        "    source = keras.Input((6, 2))\n"
+        "    twice = layers.Lambda(lambda x: factor * x)(source)\n"
+        "    return keras.Model(source, layers.Dense(1, kernel_initializer='ones')(layers.Flatten()(twice)))\n"
+    )
+    file = edit(write_job(run={"dtype": dtype}), 'path = "model.keras"', f'path = "lambdas_{dtype}:build"')
+    run = started(file)
+    Worker(run.path).compute(run.layout.shard(0))
+    jacobian = xr.open_zarr(run.results)["jacobian"]
+    assert jacobian.dtype == dtype
+    assert (jacobian == 2).all()
 
 
 def test_a_shard_is_done_only_with_its_commit_record(run):
@@ -147,7 +184,9 @@ def test_chunks_that_two_writers_would_share_are_refused(run):
         lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "stop": 3})),
         lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "chunks": {}})),
         lambda path: path.write_text("[]"),
+        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "setting": None})),
         lambda path: path.rename(path.with_name("00000005.json")),
+        lambda path: (path.parents[1] / "results.zarr" / "jacobian" / "c.0.0.0.0.0").unlink(),
     ],
 )
 def test_a_commit_record_that_does_not_agree_counts_as_missing(run, damage):
@@ -264,7 +303,7 @@ def test_a_creation_that_fails_leaves_nothing_and_one_that_was_killed_is_done_ag
             prepared.open_or_create()
     assert not Path(prepared.job.run.path).exists()
     with monkeypatch.context() as patch:
-        patch.setattr(store, "write_json", lambda *_: (_ for _ in ()).throw(SystemExit))
+        patch.setattr(store, "_versions", lambda: sys.exit())
         patch.setattr(store.shutil, "rmtree", lambda path: None)
         with pytest.raises(SystemExit):
             prepared.open_or_create()

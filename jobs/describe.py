@@ -1,0 +1,40 @@
+"""A plan and its audit in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sensitivity.audit import Audit
+from sensitivity.plan import Plan, human_bytes
+
+
+def described(plan: Plan, audit: Audit | None) -> str:
+    lines = [*_plan(plan), *(_audit(audit) if audit else ())]
+    return "\n".join(f"{name:16} {value}" for name, value in lines)
+
+
+def _plan(plan: Plan) -> Iterator[tuple[str, str]]:
+    layout, workers = plan.layout, plan.workers
+    each = f"{workers.cpus} core{'s' if workers.cpus > 1 else ''}" + (f", {workers.gpus:g} GPU" if workers.gpus else "")
+    yield "features", ", ".join(plan.features) + "  (in the order the model takes them)"
+    yield "windows", f"{layout.windows:,}, of which {plan.skipped:,} touch a missing value and are skipped"
+    yield "shards", f"{layout.shard_count:,} of {layout.shard_windows:,} windows"
+    shape = " × ".join(f"{size:,}" for size in plan.chunk_shape)
+    yield "chunk shape", f"{shape}  (time, output_step, output, lag, feature)"
+    yield "to be stored", f"{human_bytes(plan.stored_bytes)} before compression, {plan.stored_bytes:,} bytes"
+    yield "workers", f"{workers.count} of {each}, {human_bytes(workers.memory)} each"
+    yield "projected memory", f"{human_bytes(plan.worker_bytes)} a worker"
+    yield "kernel", str(plan.setting)
+    for lost in plan.setting.lost:
+        yield "lost", lost
+
+
+def _audit(audit: Audit) -> Iterator[tuple[str, str]]:
+    yield "audit", f"vector-Jacobian product agrees to {audit.vjp_error:.1e}"
+    difference = audit.difference_error
+    found = "not possible: no float64 twin, or not finite" if difference is None else f"agrees to {difference:.1e}"
+    yield "", f"central difference in float64 {found}"
+    if not audit.largest:
+        yield "", "the Jacobian is zero on the windows tried: does the output depend on the input?"
+    if audit.not_finite:
+        yield "", f"{audit.not_finite:,} derivatives are not finite on the windows tried"
