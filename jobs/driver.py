@@ -11,14 +11,14 @@ from pathlib import Path
 
 from sensitivity.commits import Commit, Failure, missing, read_commits
 from sensitivity.job import Job
-from sensitivity.plan import Setting, Workers, place
+from sensitivity.plan import Setting, Workers, place, require_memory, worker_memory
 from sensitivity.series import survey
 from sensitivity.store import Run
 
-from .ledger import Ledger
+from .ledger import Ledger, WorkersLost
 from .prepare import prepare
 from .progress import progress
-from .resources import Resources, local, quiet
+from .resources import Resources, hold, local, quiet
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class How:
 @dataclass(frozen=True)
 class Summary:
     """What one call did. already, done: shards committed before and after; computed: windows; rate: windows a second
-    once workers were up.
+    from the first shard's start to the last commit.
     """
 
     run: Run
@@ -52,7 +52,7 @@ class Summary:
 def run_job(job: Job, how: How) -> Summary:
     """Run a job, or what is missing of it. Raises `Refused` before anything is written."""
     with _resources(how) as resources:
-        prepared = prepare(job, resources)
+        prepared = prepare(job, resources, gpu=how.serial)
         run = prepared.open_or_create()
         return _finish(run, prepared.plan.setting, prepared.plan.workers, how)
 
@@ -64,7 +64,10 @@ def resume(path: Path, how: How) -> Summary:
     with _resources(how) as resources:
         with quiet():
             found = resources or local()
-        return _finish(run, run.setting, place(run.job, found.cpus, found.gpus, found.memory), how)
+            hold(run.job, gpu=how.serial)
+        workers = place(run.job, found.cpus, found.gpus, found.memory)
+        require_memory(worker_memory(run.facts, run.setting, run.layout), run.setting, workers)
+        return _finish(run, run.setting, workers, how)
 
 
 @contextlib.contextmanager
@@ -102,6 +105,9 @@ def _finish(run: Run, setting: Setting, workers: Workers, how: How) -> Summary:
                         advance(outcome.stop - outcome.start, outcome.started)
             except KeyboardInterrupt:
                 interrupted = True
+            except WorkersLost as error:
+                say(str(error))
+                interrupted = True
     return _summary(run, len(done), commits, failures, interrupted)
 
 
@@ -116,7 +122,7 @@ def _outcomes(
         return
     from .ray_runner import run_on_ray, session
 
-    with session(how.address, workers.count * workers.cpus), _interruptible():  # after Ray, which takes SIGTERM too
+    with session(how.address, workers), _interruptible():  # after Ray, which takes SIGTERM too
         yield from run_on_ray(run, ledger, setting, workers)
 
 
@@ -134,15 +140,12 @@ def _summary(run: Run, already: int, commits: list[Commit], failures: list[Failu
 
 
 def throughput(commits: Iterable[Commit]) -> float:
-    """Windows a second: the sum over workers of each one's own, from its first shard's start to its last commit."""
-    workers: dict[tuple[str, int], list[Commit]] = {}
-    for record in commits:
-        workers.setdefault((record.host, record.pid), []).append(record)
-    rates = (
-        sum(c.computed for c in own) / max(max(c.finished for c in own) - min(c.started for c in own), 1e-9)
-        for own in workers.values()
-    )
-    return sum(rates)
+    """Windows a second, from the first shard's start to the last commit."""
+    records = list(commits)
+    if not records:
+        return 0.0
+    seconds = max(record.finished for record in records) - min(record.started for record in records)
+    return sum(record.computed for record in records) / max(seconds, 1e-9)
 
 
 @contextlib.contextmanager

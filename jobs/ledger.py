@@ -14,12 +14,17 @@ from sensitivity.plan import Shard
 ATTEMPTS = 3
 
 
+class WorkersLost(RuntimeError):
+    """Workers die, or cannot be set up, before they compute anything."""
+
+
 @dataclass(frozen=True)
 class Attempt:
-    """The `number`-th try at a shard, counted from 1."""
+    """The `number`-th try at a shard, counted from 1; `failed_at` names the workers at which it failed before."""
 
     shard: Shard
     number: int
+    failed_at: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -58,20 +63,27 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def take(self) -> Attempt | None:
-        """The next attempt, or None while nothing waits."""
-        return self._waiting.popleft() if self._waiting else None
+    def take(self, worker: str | None = None) -> Attempt | None:
+        """The next attempt, or None while nothing waits; for a named `worker`, the next that did not fail there.
+
+        So one broken worker cannot use up the attempts of every shard.
+        """
+        for i, attempt in enumerate(self._waiting):
+            if worker is None or worker not in attempt.failed_at:
+                del self._waiting[i]
+                return attempt
+        return None
 
     def give_back(self, attempt: Attempt) -> None:
         """An attempt that never began, or ended through no fault of its shard: it does not count."""
         self._waiting.appendleft(attempt)
 
-    def fail(self, attempt: Attempt, trouble: Trouble) -> Failure | None:
+    def fail(self, attempt: Attempt, trouble: Trouble, worker: str = "") -> Failure | None:
         """Count a failed attempt: None while the shard will be tried again, else why it is given up."""
-        if attempt.number < self._attempts:
-            self._waiting.append(Attempt(attempt.shard, attempt.number + 1))
-            return None
         shard = attempt.shard
+        if attempt.number < self._attempts:
+            self._waiting.append(Attempt(shard, attempt.number + 1, attempt.failed_at | {worker}))
+            return None
         return Failure(
             shard.index, shard.start, shard.stop, attempt.number, trouble.reason, trouble.traceback, trouble.host
         )

@@ -11,6 +11,7 @@ from sensitivity.errors import Refused
 from sensitivity.job import Job
 from sensitivity.plan import (
     Plan,
+    Setting,
     Workers,
     bytes_per_window,
     count_windows,
@@ -23,7 +24,7 @@ from sensitivity.plan import (
 from sensitivity.series import Survey, first_windows, survey
 from sensitivity.store import JOB, Run, create, identity, require_free, require_same
 
-from .resources import Resources, local, quiet
+from .resources import Resources, hold, local, quiet
 
 if TYPE_CHECKING:
     import keras
@@ -55,10 +56,10 @@ class Prepared:
         return run
 
 
-def prepare(job: Job, resources: Resources | None = None) -> Prepared:
+def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) -> Prepared:
     """Survey the series, load the model, plan, audit. Raises `Refused`; writes nothing.
 
-    resources: of the cluster to run on; None: this machine's.
+    resources: of the cluster to run on; None: this machine's. gpu: this process computes, so it may take a GPU.
     """
     path = Path(job.run.path)
     resume = (path / JOB).exists()
@@ -74,15 +75,19 @@ def prepare(job: Job, resources: Resources | None = None) -> Prepared:
         from sensitivity.model import describe
 
         resources = resources or local()
+        hold(job, gpu=gpu)
     model = load_model(job.model, job.directory, job.run.dtype)
     require_stateless(model)
     facts = describe(model, job.windows, len(found.features), of=job.sensitivity.of, dtype=job.run.dtype)
-    plan = make_plan(job, found, facts, resources)
-    audited = None if resume else _audit(job, model, plan)
-    return Prepared(job, found, model, fingerprint(model), plan, audited)
+    known = fingerprint(model)
+    plan = make_plan(job, found, facts, resources, None if resume else _free_bytes(path))
+    if resume:
+        return Prepared(job, found, model, known, plan, None)
+    audited, setting = _audit(job, model, plan)
+    return Prepared(job, found, model, known, replace(plan, setting=setting), audited)
 
 
-def make_plan(job: Job, found: Survey, facts: ModelFacts, resources: Resources) -> Plan:
+def make_plan(job: Job, found: Survey, facts: ModelFacts, resources: Resources, free_bytes: int | None) -> Plan:
     from sensitivity.tuning import choose
 
     windows = count_windows(found.steps, facts.length, job.windows.stride).count
@@ -91,7 +96,7 @@ def make_plan(job: Job, found: Survey, facts: ModelFacts, resources: Resources) 
     workers = replace(workers, count=min(workers.count, layout.shard_count))
     _require_runtime(facts, workers)
     setting = choose(job.sensitivity, facts, _memory_for_a_call(facts, workers), layout.shard_windows)
-    return plan_run(job, found, facts, setting, workers, _free_bytes(Path(job.run.path)))
+    return plan_run(job, found, facts, setting, workers, free_bytes)
 
 
 def _require_runtime(facts: ModelFacts, workers: Workers) -> None:
@@ -110,7 +115,8 @@ def _memory_for_a_call(facts: ModelFacts, workers: Workers) -> int:
     return max(0, workers.memory - fixed_memory(facts)) // 2
 
 
-def _audit(job: Job, model: keras.Model, plan: Plan) -> Audit:
+def _audit(job: Job, model: keras.Model, plan: Plan) -> tuple[Audit, Setting]:
+    """The audit, and the plan's setting with what its kernel turned out not to have."""
     from sensitivity.audit import SAMPLES, audit
     from sensitivity.model import Target
     from sensitivity.series import Windows
@@ -119,7 +125,8 @@ def _audit(job: Job, model: keras.Model, plan: Plan) -> Audit:
     target = Target(model, plan.facts, job.sensitivity.of)
     kernel = Tuned(target, replace(plan.setting, windows_per_call=min(SAMPLES, plan.setting.windows_per_call)))
     windows = Windows(0, plan.facts.length, job.windows.stride)
-    return audit(target, kernel, first_windows(job.series, windows, job.run.dtype, SAMPLES))
+    found = audit(target, kernel, first_windows(job.series, windows, job.run.dtype, SAMPLES))
+    return found, replace(plan.setting, xla=kernel.setting.xla, lost=kernel.setting.lost)
 
 
 def _free_bytes(path: Path) -> int:

@@ -15,7 +15,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +23,20 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from sensitivity import machine
-from sensitivity.commits import Commit, Failure, record_failure
+from sensitivity.commits import Commit, Failure, read_commit, record_failure
 from sensitivity.errors import Refused
 from sensitivity.plan import Setting, Shard, Workers
 from sensitivity.store import Run
 
-from .ledger import Attempt, Ledger, Trouble
+from .ledger import Attempt, Ledger, Trouble, WorkersLost
 from .resources import MEMORY_SHARE, Resources
 
 DEPTH = 2
 LOST_WHILE_STARTING = 3
-CONNECT_SECONDS = 5.0
-
-
-class WorkersLost(RuntimeError):
-    """Workers die, or cannot be set up, before they compute anything."""
+CONNECT_SECONDS, PATIENCE_SECONDS = 5.0, 30.0
 
 
 class ShardWorker:
@@ -55,8 +51,7 @@ class ShardWorker:
         from sensitivity.worker import Worker
 
         workers = self._workers
-        share = workers.memory if 0 < workers.gpus < 1 else None
-        use_threads(workers.cpus, gpu=workers.gpus > 0, gpu_memory=share)
+        use_threads(workers.cpus, gpu=workers.gpus > 0)
         self._worker = Worker(self._path, self._setting)
         self._worker.warm_up()
 
@@ -68,15 +63,16 @@ class ShardWorker:
 
 
 @contextlib.contextmanager
-def session(address: str | None, cpus: int | None = None) -> Iterator[Resources]:
+def session(address: str | None, workers: Workers | None = None) -> Iterator[Resources]:
     """Ray for the length of a run: an existing cluster at `address`, else one of our own on this machine.
 
-    A session that is open already is used and left open. Yields what the cluster has.
+    A session that is open already is used and left open. workers: what one of our own is to hold. Yields what the
+    cluster has.
     """
     ours = not ray.is_initialized()
     with contextlib.redirect_stdout(sys.stderr):  # Ray tells of dead workers on stdout, which is for results
         if ours:
-            _connect(address, cpus)
+            _connect(address, workers)
         try:
             yield _resources()
         finally:
@@ -84,10 +80,12 @@ def session(address: str | None, cpus: int | None = None) -> Iterator[Resources]
                 ray.shutdown()
 
 
-def _connect(address: str | None, cpus: int | None) -> None:
+def _connect(address: str | None, workers: Workers | None) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
-        ray.init(address="local", include_dashboard=False, num_cpus=cpus or machine.cores(), **quiet)
+        if workers is not None:
+            quiet |= {"num_cpus": workers.count * workers.cpus, "_memory": workers.count * workers.memory}
+        ray.init(address="local", include_dashboard=False, **quiet)
         return
     _require_reachable(address)
     try:
@@ -124,6 +122,7 @@ def _resources() -> Resources:
 
 def run_on_ray(run: Run, ledger: Ledger, setting: Setting, workers: Workers) -> Iterator[Commit | Failure]:
     """Compute every shard of the ledger on the open Ray session; yields what became of each, as it comes."""
+    _require_a_node(workers)
     crew = _Crew(run, setting, workers)
     try:
         yield from crew.work(ledger)
@@ -131,37 +130,63 @@ def run_on_ray(run: Run, ledger: Ledger, setting: Setting, workers: Workers) -> 
         crew.dismiss()
 
 
+def _require_a_node(workers: Workers) -> None:
+    """Ray would wait for ever for a worker that no single node can hold."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(node.get("CPU", 0) >= workers.cpus and node.get("GPU", 0) >= workers.gpus for node in nodes):
+        largest = ", ".join(f"{node.get('CPU', 0):g} cores and {node.get('GPU', 0):g} GPUs" for node in nodes[:5])
+        raise Refused(
+            "run.cpus_per_worker, run.gpus_per_worker",
+            given=f"{workers.cpus} cores and {workers.gpus:g} GPUs a worker",
+            allowed=f"what one node has: {largest}",
+            remedy="lower them, or add a node that is large enough",
+        )
+
+
 @dataclass
 class _Seat:
     """One worker's place: the actor in it, and its pending calls, the first of them running."""
 
+    name: str
     actor: ActorHandle
-    ready: bool = False
+    starting: ray.ObjectRef | None
     pending: deque[tuple[ray.ObjectRef, Attempt]] = field(default_factory=deque)
+
+    @property
+    def next_call(self) -> ray.ObjectRef | None:
+        return self.starting or (self.pending[0][0] if self.pending else None)
 
 
 class _Crew:
     def __init__(self, run: Run, setting: Setting, workers: Workers) -> None:
         self._run, self._setting, self._workers = run, setting, workers
-        self._busy: dict[ray.ObjectRef, _Seat] = {}  # by the call that each will answer next
-        self._idle: list[_Seat] = []
-        self._lost_while_starting = 0
+        self._seats: list[_Seat] = []
+        self._hired = self._died = self._lost_while_starting = 0
 
     def work(self, ledger: Ledger) -> Iterator[Commit | Failure]:
+        """Until nothing waits and nothing is computed: a worker that Ray has not started by then is not needed."""
         for _ in range(min(self._workers.count, len(ledger))):
             self._hire()
-        while self._busy:
-            answered, _ = ray.wait(list(self._busy), num_returns=1)
-            outcome = self._hear(answered[0], self._busy.pop(answered[0]), ledger)
+        while len(ledger) or any(seat.pending for seat in self._seats):
+            calls = {seat.next_call: seat for seat in self._seats if seat.next_call is not None}
+            answered, _ = ray.wait(list(calls), num_returns=1, timeout=PATIENCE_SECONDS)
+            if not answered:
+                self._say_what_is_waited_for()
+                continue
+            outcome = self._hear(answered[0], calls[answered[0]], ledger)
             if outcome is not None:
                 yield outcome
-            idle, self._idle = self._idle, []
-            for seat in idle:  # a shard to be tried again may have come back
-                self._feed(seat, ledger)
+            self._feed(ledger)
 
     def dismiss(self) -> None:
-        for seat in (*self._busy.values(), *self._idle):
+        for seat in self._seats:
             ray.kill(seat.actor)
+
+    def _say_what_is_waited_for(self) -> None:
+        starting = sum(seat.starting is not None for seat in self._seats)
+        if starting == len(self._seats):
+            wanted = f"{self._workers.cpus} cores and {self._workers.gpus:g} GPUs each"
+            print(f"waiting for Ray to start {starting} workers of {wanted}", file=sys.stderr)
 
     def _hire(self) -> None:
         options: dict[str, Any] = {"num_cpus": self._workers.cpus, "num_gpus": self._workers.gpus}
@@ -171,54 +196,75 @@ class _Crew:
             scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0, **options
         )
         actor: Any = remote.remote(self._run.path, self._setting, self._workers)
-        self._busy[actor.set_up.remote()] = _Seat(actor)
+        self._seats.append(_Seat(f"worker {self._hired}", actor, actor.set_up.remote()))
+        self._hired += 1
 
-    def _feed(self, seat: _Seat, ledger: Ledger) -> None:
-        """Fill the seat's window of pending calls; near the end one at a time, so that nobody waits for another."""
+    def _feed(self, ledger: Ledger) -> None:
+        """Fill every worker's window of pending calls; near the end one at a time, so that nobody waits for another."""
+        ready = [seat for seat in self._seats if seat.starting is None]
         depth = DEPTH if len(ledger) > self._workers.count else 1
-        while len(seat.pending) < depth and (attempt := ledger.take()) is not None:
-            seat.pending.append((seat.actor.compute.remote(attempt.shard, attempt.number), attempt))
-        if seat.pending:
-            self._busy[seat.pending[0][0]] = seat
-        else:
-            self._idle.append(seat)
+        for seat in ready:
+            while len(seat.pending) < depth and (attempt := ledger.take(seat.name)) is not None:
+                self._give(seat, attempt)
+        if ready and len(ledger) and not any(seat.next_call for seat in self._seats):
+            attempt = ledger.take()  # it failed at every worker there is
+            if attempt is not None:
+                self._give(ready[0], attempt)
+
+    def _give(self, seat: _Seat, attempt: Attempt) -> None:
+        seat.pending.append((seat.actor.compute.remote(attempt.shard, attempt.number), attempt))
 
     def _hear(self, call: ray.ObjectRef, seat: _Seat, ledger: Ledger) -> Commit | Failure | None:
-        """Take a call's answer and give its worker more to do; the outcome of a shard that is settled by it."""
-        outcome: Commit | Failure | None = None
+        """Take a call's answer; the outcome of a shard that is settled by it."""
         try:
             answer = ray.get(call)
-        except RayActorError as error:
+        except RayError as error:
             return self._replace(seat, error, ledger)
-        except RayTaskError as error:
-            if isinstance(error.cause, Refused):
-                raise error.cause from error
-            raise WorkersLost(f"a worker could not be set up: {error.cause!r}") from error
-        if seat.ready:
-            _, attempt = seat.pending.popleft()
-            outcome = answer if isinstance(answer, Commit) else self._failed(attempt, answer, ledger)
-        seat.ready, self._lost_while_starting = True, 0
-        self._feed(seat, ledger)
-        return outcome
+        if seat.starting is not None:
+            seat.starting, self._lost_while_starting = None, 0
+            return None
+        _, attempt = seat.pending.popleft()
+        return answer if isinstance(answer, Commit) else self._failed(seat, attempt, answer, ledger)
 
-    def _replace(self, seat: _Seat, error: RayActorError, ledger: Ledger) -> Failure | None:
-        """Put a new worker in the seat of one that died; the shard it was computing counts an attempt."""
+    def _replace(self, seat: _Seat, error: RayError, ledger: Ledger) -> Commit | Failure | None:
+        """Put a new worker in the seat of one that is lost; the shard it was computing counts an attempt."""
+        self._seats.remove(seat)
+        ray.kill(seat.actor)  # it may be unreachable and yet hold its cores
+        if seat.starting is not None:
+            self._lost_before_work(error)
         outcome = None
         attempts = [attempt for _, attempt in seat.pending]
         for attempt in reversed(attempts[1:]):
             ledger.give_back(attempt)
         if attempts:
-            outcome = self._failed(attempts[0], Trouble.of(error), ledger)
-        if not seat.ready:
-            self._lost_while_starting += 1
-            if self._lost_while_starting >= LOST_WHILE_STARTING:
-                raise WorkersLost(f"{LOST_WHILE_STARTING} workers in a row died while being set up: {error}") from error
+            outcome = self._failed(seat, attempts[0], Trouble.of(error), ledger)
+            self._spare_memory()
         if len(ledger):
             self._hire()
         return outcome
 
-    def _failed(self, attempt: Attempt, trouble: Trouble, ledger: Ledger) -> Failure | None:
-        failure = ledger.fail(attempt, trouble)
+    def _lost_before_work(self, error: RayError) -> None:
+        self._lost_while_starting += 1
+        if self._lost_while_starting < LOST_WHILE_STARTING:
+            return
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, Refused):
+            raise cause from error
+        raise WorkersLost(f"{LOST_WHILE_STARTING} workers in a row could not be set up: {cause}") from error
+
+    def _spare_memory(self) -> None:
+        """A host out of memory kills without a word: from the second death on, new workers take half as much."""
+        self._died += 1
+        size = self._setting.windows_per_call
+        if self._died >= 2 and size > 1:
+            lost = f"{size} windows a call: {self._died} workers died"
+            self._setting = replace(self._setting, windows_per_call=size // 2, lost=(*self._setting.lost, lost))
+
+    def _failed(self, seat: _Seat, attempt: Attempt, trouble: Trouble, ledger: Ledger) -> Commit | Failure | None:
+        record = read_commit(self._run, attempt.shard)  # it may have died between its commit and its answer
+        if record is not None:
+            return record
+        failure = ledger.fail(attempt, trouble, seat.name)
         if failure is not None:
             record_failure(self._run, failure)
         return failure

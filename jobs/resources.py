@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sensitivity import machine
+from sensitivity.job import Job
 
 MEMORY_SHARE = 0.8  # of what is there: Ray's own monitor kills workers beyond 0.95 of a node
 
@@ -29,6 +30,13 @@ def local() -> Resources:
 
     gpus = len(tf.config.list_physical_devices("GPU"))
     return Resources(machine.cores(), gpus, int(machine.available_memory() * MEMORY_SHARE))
+
+
+def hold(job: Job, *, gpu: bool) -> None:
+    """Hold this process to a worker's threads and, unless it computes itself, to no GPU. Before any operation."""
+    from sensitivity.tuning import use_threads
+
+    use_threads(job.run.cpus_per_worker, gpu=gpu)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ def run_serial(run: Run, ledger: Ledger, setting: Setting, workers: Workers) -> 
     """Compute every shard of the ledger, one after another; yields what became of each."""
     use_threads(workers.cpus, gpu=workers.gpus > 0)
     worker = Worker(run.path, setting)
+    worker.warm_up()
     while (attempt := ledger.take()) is not None:
         try:
             yield worker.compute(attempt.shard, attempt.number)

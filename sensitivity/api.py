@@ -56,7 +56,8 @@ def jacobian(model: keras.Model, windows: Any, memory: str | int | None = None, 
 
 def _kernel(store: dict[Any, Any], target: Target, memory: int, windows: int) -> Tuned:
     facts: CallFacts = target.facts
-    setting = choose(SensitivitySection(), facts, memory, windows)
+    at_most = 1 << (windows - 1).bit_length()  # the next power of two: other numbers of windows share the kernel
+    setting = choose(SensitivitySection(), facts, memory, at_most)
     key = (facts.input_shape, target.of, facts.dtype, setting)
     if key not in store:
         store[key] = Tuned(target, setting)

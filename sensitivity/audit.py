@@ -63,7 +63,7 @@ def audit(target: Target, kernel: Callable[[np.ndarray], tuple[np.ndarray, np.nd
             "sensitivity.kernel",
             given=f"a Jacobian that differs from an independent vector-Jacobian product by {vjp_error:.1e}",
             allowed=f"{VJP_TOLERANCE:.0e} of the largest entry",
-            remedy="set sensitivity.experimental_use_pfor = false",
+            remedy='set sensitivity.kernel = "batch_jacobian" with experimental_use_pfor = false',
         )
     finite = np.abs(jacobian[np.isfinite(jacobian)])
     difference = _difference_error(target, samples, vector, product)
@@ -88,9 +88,9 @@ def require_independent(target: Target, samples: np.ndarray) -> None:
         names, first = _outputs_by_layer(target, samples)
         _, again = _outputs_by_layer(target, samples)
         exchanged = []
-        for sample in (0, SAMPLES // 2):
+        for sample in range(SAMPLES):
             moved = samples.copy()
-            moved[sample] = samples[sample + 1]
+            moved[sample] = samples[(sample + 1) % SAMPLES]
             exchanged.append((np.delete(np.arange(SAMPLES), sample), _outputs_by_layer(target, moved)[1]))
     _require_same(names, first, again, slice(None), "answers differently each time it is called", _RANDOM)
     for others, disturbed in exchanged:
@@ -147,6 +147,8 @@ def _moved(one: np.ndarray, other: np.ndarray, rows: Any) -> bool:
         return True
     if one.ndim == 0 or len(one) != SAMPLES or one.dtype.kind != "f":
         return False
+    if (np.isnan(one[rows]) != np.isnan(other[rows])).any():
+        return True
     scale = max(float(np.nanmax(np.abs(one), initial=0.0)), TINY)
     return bool(np.nanmax(np.abs(one[rows] - other[rows]), initial=0.0) > COUPLING_TOLERANCE * scale)
 

@@ -17,7 +17,7 @@ import numpy as np
 import zarr
 from pydantic import TypeAdapter, ValidationError
 
-from .durable import sync_files, write_json
+from .durable import sync, sync_files, write_json
 from .plan import Shard
 from .store import COMMITS, FAILURES, Run
 
@@ -160,6 +160,7 @@ def read_failures(run: Run) -> dict[int, Failure]:
 def forget(run: Run, shard: int) -> None:
     """Make a shard missing again, to be computed by the next run."""
     _path(run, COMMITS, shard).unlink(missing_ok=True)
+    sync(run.path / COMMITS)
 
 
 def missing(run: Run, done: Iterable[int]) -> list[Shard]:

@@ -25,6 +25,7 @@ class CallFacts:
     parameters: number of weights. activations: numbers that a forward pass computes for one window.
     recurrent: (steps, units) of each recurrent layer.
     smooth: the derivative has no jumps, as far as the graph's operations tell (a ReLU's has one).
+    operations: in the graph of the forward pass; an unrolled loop has thousands.
     """
 
     input_shape: tuple[int, ...]
@@ -33,6 +34,7 @@ class CallFacts:
     activations: int
     recurrent: tuple[tuple[int, int], ...]
     smooth: bool
+    operations: int
     dtype: str
 
     @property
@@ -101,7 +103,7 @@ def describe_call(model: keras.Model, input_shape: tuple[int, ...], *, of: str, 
 
 
 def _run_once(model: keras.Model, shape: tuple[int, ...], of: str, dtype: str) -> tuple[CallFacts, dict[str, Any]]:
-    result, activations = _forward(model, np.zeros((2, *shape), dtype), shape)
+    result, activations, graph = _forward(model, np.zeros((2, *shape), dtype), shape)
     heads = _heads(model, result, of)
     _require_floating(heads)
     facts = CallFacts(
@@ -110,7 +112,8 @@ def _run_once(model: keras.Model, shape: tuple[int, ...], of: str, dtype: str) -
         parameters=model.count_params(),
         activations=activations,
         recurrent=tuple(_recurrent(model, shape[0])),
-        smooth=_is_smooth(model, tf.TensorSpec((2, *shape), dtype)),
+        smooth=not any(node.op in _KINKED and not _on_integers(node) for node in graph),
+        operations=len(graph),
         dtype=dtype,
     )
     return facts, heads
@@ -119,18 +122,20 @@ def _run_once(model: keras.Model, shape: tuple[int, ...], of: str, dtype: str) -
 _KINKED = {
     *("Abs", "Ceil", "Floor", "LeakyRelu", "Max", "MaxPool", "Maximum", "Min", "Minimum", "Relu", "Relu6", "Rint"),
     *("Round", "Selu", "Sign", "TopKV2", "Greater", "GreaterEqual", "Less", "LessEqual", "PyFunc", "EagerPyFunc"),
+    *("ArgMax", "ArgMin", "Bucketize", "ClipByValue", "FloorMod", "MaxPool3D", "MaxPoolV2", "Mod", "SegmentMax"),
+    *("UnsortedSegmentMax", "GatherV2", "ResourceGather"),  # a gather's indices may come from the input
 }
 
 
-def _is_smooth(model: keras.Model, windows: tf.TensorSpec) -> bool:
-    """Whether no operation on floating-point numbers in the model's graph has a jump in its derivative."""
+def _graph(model: keras.Model, windows: tf.TensorSpec) -> list[Any]:
+    """Every operation of the model's forward pass, in loops and branches too."""
     graph = tf.function(lambda x: model(x), autograph=False).get_concrete_function(windows).graph.as_graph_def()
-    nodes = itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
-    return not any(node.op in _KINKED and not _on_integers(node) for node in nodes)
+    return [*graph.node, *itertools.chain.from_iterable(function.node_def for function in graph.library.function)]
 
 
 def _on_integers(node: Any) -> bool:
-    return "T" in node.attr and tf.as_dtype(node.attr["T"].type).is_integer
+    kind = next((node.attr[name].type for name in ("T", "Tparams", "dtype") if name in node.attr), None)
+    return kind is not None and tf.as_dtype(kind).is_integer
 
 
 def _require_floating(heads: dict[str, Any]) -> None:
@@ -231,8 +236,8 @@ def _flat_length(size: int | None, length: int | None, features: int) -> int:
     return length
 
 
-def _forward(model: keras.Model, zeros: np.ndarray, shape: tuple[int, ...]) -> tuple[Any, int]:
-    """The output for two windows of zeros, and how many numbers each layer put out for one, all together."""
+def _forward(model: keras.Model, zeros: np.ndarray, shape: tuple[int, ...]) -> tuple[Any, int, list[Any]]:
+    """The output for two windows of zeros; how many numbers all layers put out for one; the graph's operations."""
     count = 0
     layers = leaf_layers(model)
 
@@ -247,7 +252,9 @@ def _forward(model: keras.Model, zeros: np.ndarray, shape: tuple[int, ...]) -> t
 
     try:
         with calls_wrapped(layers, lambda layer, call: counting(call)):
-            return model(tf.constant(zeros)), count
+            result = model(tf.constant(zeros))
+        count += sum(3 * layer.num_heads * shape[0] ** 2 for layer in layers if hasattr(layer, "num_heads"))  # scores
+        return result, count, _graph(model, tf.TensorSpec.from_tensor(tf.constant(zeros)))
     except Exception as error:
         raise Refused(
             "model.path",
@@ -309,4 +316,8 @@ def _labels(name: str, channels: int) -> list[str]:
 def _recurrent(model: keras.Model, length: int) -> Iterator[tuple[int, int]]:
     for layer in leaf_layers(model):
         if isinstance(layer, keras.layers.RNN):
-            yield length, int(np.prod(keras.tree.flatten(layer.cell.state_size)[0]))
+            units = int(np.prod(keras.tree.flatten(layer.cell.state_size)[0]))
+            yield (
+                length,
+                max(units, 0),
+            )  # a convolutional state has open sizes; its activations are counted all the same

@@ -139,7 +139,7 @@ def plan_run(
         workers=workers,
         setting=setting,
         window_bytes=size,
-        worker_bytes=worker_memory(facts, setting, layout, size),
+        worker_bytes=worker_memory(facts, setting, layout),
         facts=facts,
         features=survey.features,
     )
@@ -269,21 +269,27 @@ def fixed_memory(facts: CallFacts) -> int:
     return RUNTIME_BYTES + 3 * facts.parameters * facts.itemsize
 
 
-def worker_memory(facts: ModelFacts, setting: Setting, layout: Layout, window_bytes: int) -> int:
-    """Projected peak bytes of a worker: fixed, one call, one chunk of results and its compressed copy."""
-    chunk = layout.chunk_windows * (2 * window_bytes + 4 * facts.source_size * facts.itemsize)
-    return fixed_memory(facts) + call_memory(facts, setting) + chunk
+def worker_memory(facts: ModelFacts, setting: Setting, layout: Layout) -> int:
+    """Projected peak bytes of a worker: fixed, one call, one chunk of results with its copy, a shard's predictions."""
+    chunk = layout.chunk_windows * (2 * bytes_per_window(facts) + 4 * facts.source_size * facts.itemsize)
+    predictions = 2 * layout.shard_windows * facts.target_size * facts.itemsize
+    return fixed_memory(facts) + call_memory(facts, setting) + chunk + predictions
 
 
-def _require_room(plan: Plan, free_bytes: int | None) -> None:
-    if plan.worker_bytes > plan.workers.memory:
+def require_memory(needed: int, setting: Setting, workers: Workers) -> None:
+    """Refuse workers that are projected to need more than they have."""
+    if needed > workers.memory:
         raise Refused(
             "run.memory_per_worker",
-            given=f"{human_bytes(plan.workers.memory)} for each of {plan.workers.count} workers",
-            allowed=f"{human_bytes(plan.worker_bytes)} or more, projected for {plan.setting}",
+            given=f"{human_bytes(workers.memory)} for each of {workers.count} workers",
+            allowed=f"{human_bytes(needed)} or more, projected for {setting}",
             remedy="give workers more memory, run fewer workers, or lower sensitivity.windows_per_call, "
             "sensitivity.parallel_iterations or run.shard_windows",
         )
+
+
+def _require_room(plan: Plan, free_bytes: int | None) -> None:
+    require_memory(plan.worker_bytes, plan.setting, plan.workers)
     if free_bytes is not None and plan.stored_bytes > free_bytes:
         raise Refused(
             "run.path",

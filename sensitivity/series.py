@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -120,25 +119,22 @@ class Windows:
 
     def skipped(self, missing: tuple[tuple[int, int], ...], start: int, stop: int) -> np.ndarray:
         """Which of windows `[start, stop)` touch a missing step: bool `(window)`."""
+        first, last = np.clip(self._touched(missing), start, stop) - start
         change = np.zeros(stop - start + 1, np.int64)
-        for first, last in self._touched(missing):
-            first, last = np.clip((first, last), start, stop) - start
-            change[first] += 1
-            change[last] -= 1
+        np.add.at(change, first, 1)
+        np.add.at(change, last, -1)
         return np.cumsum(change[:-1]) > 0
 
     def skipped_count(self, missing: tuple[tuple[int, int], ...]) -> int:
-        total, reached = 0, 0
-        for first, last in self._touched(missing):
-            total += max(0, last - max(first, reached))
-            reached = max(reached, last)
-        return total
+        first, last = self._touched(missing)
+        reached = np.maximum.accumulate(np.concatenate([[0], last]))[:-1]
+        return int(np.maximum(0, last - np.maximum(first, reached)).sum())
 
-    def _touched(self, missing: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int]]:
-        """For each run of missing steps, the windows `[first, last)` that touch it."""
-        for start, stop in missing:
-            first = max(0, -(-(start - self.length + 1) // self.stride))
-            yield first, max(first, min(self.count, (stop - 1) // self.stride + 1))
+    def _touched(self, missing: tuple[tuple[int, int], ...]) -> np.ndarray:
+        """For each run of missing steps, the windows `[first, last)` that touch it: int64 `(2, run)`."""
+        start, stop = np.array(missing, np.int64).reshape(-1, 2).T
+        first = np.maximum(0, -(-(start - self.length + 1) // self.stride))
+        return np.stack([first, np.maximum(first, np.minimum(self.count, (stop - 1) // self.stride + 1))])
 
     def cut(self, values: np.ndarray) -> np.ndarray:
         """A view `(window, lag, feature)` of consecutive steps `(step, feature)`, oldest lag first."""
@@ -257,7 +253,7 @@ class _Sums:
     def add(self, values: np.ndarray) -> None:
         finite = np.isfinite(values)
         self._add_gaps(~finite.all(axis=1))
-        with np.errstate(over="ignore"):  # squares of what no dtype of ours holds
+        with np.errstate(over="ignore", invalid="ignore"):  # what no dtype of ours holds
             self._add_moments(np.where(finite, values, 0.0), finite)
         self.steps += len(values)
 

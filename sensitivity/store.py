@@ -209,19 +209,27 @@ def create(job: Job, survey: Survey, model: keras.Model, fingerprints: dict[str,
     """Make the run directory. `job.json` comes last: without it there is no run, and nothing is left behind."""
     path = Path(job.run.path)
     require_free(path)
-    if path.exists():
-        shutil.rmtree(path)
-    path.mkdir(parents=True)
+    was_there = path.exists()
+    path.mkdir(parents=True, exist_ok=True)
+    _empty(path)
     try:
         write_json(path / _CREATING, {"host": socket.gethostname(), "pid": os.getpid()})
         _fill(path, job, survey, model, fingerprints, plan, audit)
         run = Run.open(path)
         load_run_model(run)  # what a worker will do first: better refused now
     except BaseException:
-        shutil.rmtree(path)
+        _empty(path)
+        if not was_there:
+            path.rmdir()
         raise
     (path / _CREATING).unlink()
     return run
+
+
+def _empty(path: Path) -> None:
+    """Leaves the directory itself, which may be a mount point."""
+    for entry in path.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def _fill(

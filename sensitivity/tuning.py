@@ -19,7 +19,8 @@ from .kernels import KERNELS, compile_kernel, why_not
 from .model import CallFacts, Target
 from .plan import Setting, call_memory, human_bytes
 
-MOST_WINDOWS = 1024  # one-threaded workers gain nothing beyond (benchmarks/kernels.py)
+MOST_WINDOWS = 1024  # a one-threaded worker gains nothing beyond
+MOST_OPERATIONS = 600  # in a graph for XLA: an LSTM unrolled over 100 steps has 1,800 and compiles for two minutes
 MOST_ROWS = 8192  # windows × outputs a call: keeps a call near a second for recurrent sequences
 _NO_XLA = (
     tf.errors.InvalidArgumentError,
@@ -56,6 +57,8 @@ def _with_xla(setting: Setting, facts: CallFacts) -> Setting:
     XLA rounds differently. At a jump of the derivative, such as a ReLU's, that lands one window in ten thousand on
     the other side of the jump: by rights either is the derivative there, but it is not what the tape gives.
     """
+    if facts.operations > MOST_OPERATIONS:
+        return replace(setting, lost=(f"XLA: {facts.operations:,} operations would take minutes to compile",))
     if not facts.smooth:
         return replace(setting, lost=("XLA: the model's derivative has jumps, where another rounding shows",))
     if setting.kernel == "batch_jacobian" and setting.experimental_use_pfor and facts.recurrent:
@@ -110,6 +113,7 @@ class Tuned:
 
     def _adopt(self, setting: Setting) -> None:
         self.setting = setting
+        self._proved = False
         self._function = compile_kernel(self.target, setting)
 
     @property
@@ -142,12 +146,13 @@ class Tuned:
         """One call, or None where the setting had to change first."""
         try:
             prediction, jacobian = self._function(tf.constant(self._filled(windows)))
+            self._proved = True
             return prediction.numpy()[: len(windows)], jacobian.numpy()[: len(windows)]
         except (tf.errors.ResourceExhaustedError, MemoryError):
             self._halve()
         except _NO_XLA as error:
-            if not self.setting.xla:
-                raise
+            if self._proved or not self.setting.xla:
+                raise  # not the compiler's objection, but the model's to these windows
             self._drop_xla(error)
         return None
 
@@ -174,12 +179,13 @@ class Tuned:
         self._adopt(replace(self.setting, xla=False, lost=(*self.setting.lost, f"XLA: {reason}")))
 
 
-def use_threads(cpus: int, *, gpu: bool, gpu_memory: int | None = None) -> None:
-    """Hold this process to `cpus` threads, and to no GPU, or to one it takes memory of as it goes.
+def use_threads(cpus: int, *, gpu: bool) -> None:
+    """Hold this process to `cpus` threads, full precision, and to no GPU or one it takes memory of as it goes.
 
     Numbers depend on how work is split over threads, so this also makes runs repeatable. Only the first call in a
     process can set threads; one that comes after TensorFlow has started leaves them as they are.
     """
+    tf.config.experimental.enable_tensor_float_32_execution(False)  # its GEMMs keep three digits
     with contextlib.suppress(RuntimeError):
         tf.config.threading.set_intra_op_parallelism_threads(cpus)
         tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -187,8 +193,4 @@ def use_threads(cpus: int, *, gpu: bool, gpu_memory: int | None = None) -> None:
         devices = tf.config.list_physical_devices("GPU") if gpu else []
         tf.config.set_visible_devices(devices, "GPU")
         for device in devices:
-            if gpu_memory is None:
-                tf.config.experimental.set_memory_growth(device, True)
-            else:
-                share = tf.config.LogicalDeviceConfiguration(memory_limit=gpu_memory >> 20)
-                tf.config.set_logical_device_configuration(device, [share])
+            tf.config.experimental.set_memory_growth(device, True)

@@ -73,11 +73,28 @@ class Worker:
     def _differentiate(self, start: int, stop: int, prediction: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
         """Fill `prediction` and `jacobian` for windows `[start, stop)`, which stand NaN; the indices of whole ones.
 
+        Windows far apart are read call by call, so that the steps between them never stand in memory all at once.
+        """
+        windows = self.run.windows
+        apart = windows.stride > windows.length
+        size = self.kernel.setting.windows_per_call if apart else stop - start
+        whole = []
+        for first in range(0, stop - start, size):
+            part = slice(first, min(first + size, stop - start))
+            found = self._differentiate_block(start + part.start, start + part.stop, prediction[part], jacobian[part])
+            whole.append(found + first)
+        return np.concatenate(whole)
+
+    def _differentiate_block(self, start: int, stop: int, prediction: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
+        """The same for windows whose steps are read at once.
+
         The derivative is by the series' own units: by the chain rule, the model's derivative over the scaling's std.
         """
         windows, is_whole = self._series.windows(self.run.windows, start, stop)
         whole = np.flatnonzero(is_whole)
+        scaled = self.run.job.series.scaling is not None
         for done, (predicted, derived) in self.kernel.calls(lambda part: windows[whole[part]], len(whole)):
             prediction[whole[done]] = predicted.reshape(-1, *prediction.shape[1:])
-            jacobian[whole[done]] = derived.reshape(-1, *jacobian.shape[1:]) / self._series.std
+            derived = derived.reshape(-1, *jacobian.shape[1:])
+            jacobian[whole[done]] = derived / self._series.std if scaled else derived
         return whole

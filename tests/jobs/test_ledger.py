@@ -30,6 +30,18 @@ def test_a_shard_is_given_up_after_its_third_failure():
     assert "Traceback" in outcomes[2].traceback
 
 
+def test_a_worker_gets_a_shard_back_only_where_nobody_else_can_have_it():
+    ledger = Ledger(SHARDS)
+    while (attempt := ledger.take("broken")) is not None:
+        assert ledger.fail(attempt, trouble(), "broken") is None
+    assert len(ledger) == 3
+    assert [(attempt.shard.index, attempt.number) for attempt in iter(lambda: ledger.take("sound"), None)] == [
+        (0, 2),
+        (1, 2),
+        (2, 2),
+    ]
+
+
 def test_reasons_are_one_line_that_says_what_is_wrong():
     graph = "Graph execution error:\n\nDetected at node a defined at (most recent call last):\n  File 'x', line 1\n"
     error = RuntimeError(

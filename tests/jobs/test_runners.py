@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,13 @@ from keras import layers
 
 from jobs import ray_runner
 from jobs.driver import How, resume, run_job
+from jobs.ledger import Ledger
+from jobs.prepare import prepare
+from jobs.resources import Resources
 from sensitivity.commits import read_commits, read_failures
+from sensitivity.errors import Refused
 from sensitivity.job import Job
+from sensitivity.plan import Plan
 from sensitivity.store import Run
 from tests.conftest import cut, frame, sequential, tape_jacobian, worst
 
@@ -153,6 +159,60 @@ def test_a_shard_that_kills_every_worker_is_given_up(write_job, ray_session, tmp
     summary = run_job(poisoned(write_job, tmp_path, "os.kill(os.getpid(), 9)", "deadly"), How())
     assert [(failure.shard, failure.attempts) for failure in summary.failed] == [(3, 3)]
     assert summary.done == 3
+
+
+def started(job: Job) -> tuple[Run, Plan]:
+    prepared = prepare(job, Resources(2, 0, 8 * 10**9))
+    return prepared.open_or_create(), prepared.plan
+
+
+def test_a_worker_that_ray_cannot_start_is_not_waited_for(write_job, ray_session):
+    run, plan = started(Job.load(write_job(run={"shard_windows": 10})))
+    crowd = replace(plan.workers, count=5)  # on two cores
+    outcomes = list(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.setting, crowd))
+    assert len(outcomes) == run.layout.shard_count
+
+
+def test_a_worker_that_no_node_can_hold_is_refused(write_job, ray_session):
+    run, plan = started(Job.load(write_job()))
+    giant = replace(plan.workers, cpus=64)
+    with pytest.raises(Refused, match="64 cores"):
+        next(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.setting, giant))
+
+
+def test_workers_that_cannot_be_set_up_end_the_run(write_job, ray_session):
+    run, plan = started(Job.load(write_job()))
+    (run.path / "model.keras").write_bytes(b"no model")
+    with pytest.raises(Refused, match="model"):
+        next(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.setting, plan.workers))
+
+
+def test_a_dead_address_is_refused_at_once():
+    with pytest.raises(Refused, match="127.0.0.1:1"):
+        ray_runner._require_reachable("127.0.0.1:1")
+
+
+BROKEN_NODE = """
+import os, pathlib
+
+if not os.path.exists({flag!r}) and "ShardWorker" in pathlib.Path("/proc/self/cmdline").read_text():
+    pathlib.Path({flag!r}).touch()
+    os.environ["BROKEN_NODE"] = "1"
+"""
+
+
+def test_one_broken_worker_does_not_use_up_the_shards(write_job, ray_session, tmp_path):
+    """The first worker to come fails at everything it is given; the other one does the work."""
+    job = poisoned(write_job, tmp_path, "pass", "half_broken")
+    module = tmp_path / "half_broken.py"
+    text = module.read_text().replace(
+        "windows.max() > 50:\n        pass", "os.environ.get('BROKEN_NODE'):\n        raise OSError"
+    )
+    module.write_text(BROKEN_NODE.format(flag=str(tmp_path / "flag")) + text)
+    summary = run_job(job, How())
+    assert (tmp_path / "flag").exists()
+    assert summary.complete
+    assert read_failures(summary.run) == {}
 
 
 def test_workers_are_placed_on_the_clusters_gpus(write_job, ray_session, tmp_path, monkeypatch):

@@ -56,6 +56,18 @@ class Coupled(keras.Model):
             "next",
             "something before .* influence each other",
         ),
+        (lambda: through(layers.Lambda(lambda x: x - x[-1:], name="last")), "last", "influence each other"),
+        (lambda: through(layers.Lambda(lambda x: x - x[1:2], name="second")), "second", "influence each other"),
+        (
+            lambda: through(layers.Lambda(lambda x: x / tf.reduce_max(tf.abs(x)), name="largest")),
+            "largest",
+            "influence each other",
+        ),
+        (
+            lambda: through(layers.Lambda(lambda x: x + tf.where(x[:1, :1, :1] > 0, np.nan, 0.0), name="poison")),
+            "poison",
+            "influence each other",
+        ),
         (Coupled, "deep_norm", "influence each other"),
         (
             lambda: through(lambda x: layers.Dropout(0.5, name="drop")(x, training=True)),

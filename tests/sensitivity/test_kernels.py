@@ -117,6 +117,13 @@ def test_jumps_are_seen_in_the_graph(layer, smooth):
     assert describe_call(sequential(SHAPE, layer), SHAPE, of="output", dtype="float32").smooth is smooth
 
 
+def test_an_unrolled_loop_is_not_given_to_xla():
+    facts = describe(sequential((40, 3), layers.LSTM(2, unroll=True), layers.Dense(1)), WindowsSection(), 3)
+    setting = choose(SensitivitySection(), facts, 10**9, 10)
+    assert not setting.xla
+    assert "minutes to compile" in setting.lost[0]
+
+
 def test_a_linear_model_has_its_weights_as_jacobian():
     model = sequential(SHAPE, layers.Reshape((24,)), layers.Dense(2, use_bias=False))
     jacobian = tuned(model)(windows_of(9))[1]
