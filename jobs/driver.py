@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from sensitivity.commits import Commit, Failure, missing, read_commits
+from sensitivity.commits import Commit, Failure, each_commit, missing
 from sensitivity.job import Job
 from sensitivity.plan import Setting, Workers, place, require_memory, worker_memory
 from sensitivity.series import survey
@@ -53,6 +53,10 @@ def run_job(job: Job, how: How) -> Summary:
     """Run a job, or what is missing of it. Raises `Refused` before anything is written."""
     with _resources(how) as resources:
         prepared = prepare(job, resources, gpu=how.serial)
+        if resources is not None:
+            from .ray_runner import require_a_node
+
+            require_a_node(prepared.plan.workers)
         run = prepared.open_or_create()
         return _finish(run, prepared.plan.setting, prepared.plan.workers, how)
 
@@ -82,33 +86,63 @@ def _resources(how: How) -> Iterator[Resources | None]:
         yield resources
 
 
+@dataclass
+class _Tally:
+    """What came of a run's shards so far: a few numbers, however many shards."""
+
+    failed: list[Failure] = field(default_factory=list)
+    committed: int = 0
+    computed: int = 0
+    started: float = float("inf")
+    finished: float = 0.0
+
+    def add(self, outcome: Commit | Failure) -> None:
+        if isinstance(outcome, Failure):
+            self.failed.append(outcome)
+            return
+        self.committed += 1
+        self.computed += outcome.computed
+        self.started = min(self.started, outcome.started)
+        self.finished = max(self.finished, outcome.finished)
+
+    @property
+    def rate(self) -> float:
+        """Windows a second, from the first shard's start to the last commit."""
+        return self.computed / max(self.finished - self.started, 1e-9) if self.committed else 0.0
+
+
 def _finish(run: Run, setting: Setting, workers: Workers, how: How) -> Summary:
-    done = read_commits(run)
+    done = {record.shard: record.stop - record.start for record in each_commit(run)}
     todo = missing(run, done)
     total = run.layout.shard_count
-    say(f"{total - len(todo):,} of {total:,} shards are committed, {len(todo):,} to compute")
-    commits: list[Commit] = []
-    failures: list[Failure] = []
-    interrupted = False
+    say(f"{len(done):,} of {total:,} shards are committed, {len(todo):,} to compute")
+    tally, interrupted = _Tally(), False
     if todo:
-        already = sum(record.stop - record.start for record in done.values())
         with (
-            progress(run.layout.windows, already) as advance,
+            progress(run.layout.windows, sum(done.values())) as advance,
             contextlib.closing(_outcomes(run, Ledger(todo), setting, workers, how)) as outcomes,
         ):
             try:
                 for outcome in outcomes:
-                    if isinstance(outcome, Failure):
-                        failures.append(outcome)
-                    else:
-                        commits.append(outcome)
+                    tally.add(outcome)
+                    if isinstance(outcome, Commit):
                         advance(outcome.stop - outcome.start, outcome.started)
             except KeyboardInterrupt:
                 interrupted = True
             except WorkersLost as error:
                 say(str(error))
                 interrupted = True
-    return _summary(run, len(done), commits, failures, interrupted)
+    return Summary(
+        run=run,
+        already=len(done),
+        # After an interruption, a shard may have been committed unheard.
+        done=sum(1 for _ in each_commit(run)) if interrupted else len(done) + tally.committed,
+        failed=tuple(tally.failed),
+        shards=total,
+        computed=tally.computed,
+        rate=tally.rate,
+        interrupted=interrupted,
+    )
 
 
 def _outcomes(
@@ -124,28 +158,6 @@ def _outcomes(
 
     with session(how.address, workers), _interruptible():  # after Ray, which takes SIGTERM too
         yield from run_on_ray(run, ledger, setting, workers)
-
-
-def _summary(run: Run, already: int, commits: list[Commit], failures: list[Failure], interrupted: bool) -> Summary:
-    return Summary(
-        run=run,
-        already=already,
-        done=len(read_commits(run)) if interrupted else already + len(commits),  # one may have come unheard
-        failed=tuple(failures),
-        shards=run.layout.shard_count,
-        computed=sum(record.computed for record in commits),
-        rate=throughput(commits),
-        interrupted=interrupted,
-    )
-
-
-def throughput(commits: Iterable[Commit]) -> float:
-    """Windows a second, from the first shard's start to the last commit."""
-    records = list(commits)
-    if not records:
-        return 0.0
-    seconds = max(record.finished for record in records) - min(record.started for record in records)
-    return sum(record.computed for record in records) / max(seconds, 1e-9)
 
 
 @contextlib.contextmanager

@@ -92,15 +92,19 @@ def make_plan(job: Job, found: Survey, facts: ModelFacts, resources: Resources, 
 
     windows = count_windows(found.steps, facts.length, job.windows.stride).count
     layout = cut(windows, bytes_per_window(facts), facts.output_steps, job.run.shard_windows)
-    workers = place(job, resources.cpus, resources.gpus, resources.memory)
-    workers = replace(workers, count=min(workers.count, layout.shard_count))
-    _require_runtime(facts, workers)
+    workers = _crew(job, facts, resources, layout.shard_count)
     setting = choose(job.sensitivity, facts, _memory_for_a_call(facts, workers), layout.shard_windows)
     return plan_run(job, found, facts, setting, workers, free_bytes)
 
 
-def _require_runtime(facts: ModelFacts, workers: Workers) -> None:
+def _crew(job: Job, facts: ModelFacts, resources: Resources, shards: int) -> Workers:
+    """The job's workers: left to us, no more than there are shards and than have room to work."""
+    workers = place(job, resources.cpus, resources.gpus, resources.memory)
     needed = fixed_memory(facts)
+    count = min(workers.count, shards)
+    if job.run.workers == "auto" and job.run.memory_bytes is None:
+        count = max(1, min(count, resources.memory // (2 * needed)))
+    workers = replace(workers, count=count, memory=job.run.memory_bytes or resources.memory // count)
     if workers.memory <= needed:
         raise Refused(
             "run.memory_per_worker",
@@ -108,6 +112,7 @@ def _require_runtime(facts: ModelFacts, workers: Workers) -> None:
             allowed=f"more than {human_bytes(needed)}, what TensorFlow and the model take before any window",
             remedy="give workers more memory, or run fewer of them",
         )
+    return workers
 
 
 def _memory_for_a_call(facts: ModelFacts, workers: Workers) -> int:

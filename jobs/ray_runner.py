@@ -122,7 +122,7 @@ def _resources() -> Resources:
 
 def run_on_ray(run: Run, ledger: Ledger, setting: Setting, workers: Workers) -> Iterator[Commit | Failure]:
     """Compute every shard of the ledger on the open Ray session; yields what became of each, as it comes."""
-    _require_a_node(workers)
+    require_a_node(workers)
     crew = _Crew(run, setting, workers)
     try:
         yield from crew.work(ledger)
@@ -130,8 +130,8 @@ def run_on_ray(run: Run, ledger: Ledger, setting: Setting, workers: Workers) -> 
         crew.dismiss()
 
 
-def _require_a_node(workers: Workers) -> None:
-    """Ray would wait for ever for a worker that no single node can hold."""
+def require_a_node(workers: Workers) -> None:
+    """Refuse workers that no single node can hold: Ray would wait for ever."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if not any(node.get("CPU", 0) >= workers.cpus and node.get("GPU", 0) >= workers.gpus for node in nodes):
         largest = ", ".join(f"{node.get('CPU', 0):g} cores and {node.get('GPU', 0):g} GPUs" for node in nodes[:5])

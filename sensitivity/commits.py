@@ -144,11 +144,17 @@ def read_commit(run: Run, shard: Shard, *, with_chunks: bool = True) -> Commit |
     return record if agrees and there else None
 
 
+def each_commit(run: Run, *, with_chunks: bool = True) -> Iterator[Commit]:
+    """Every valid commit record, in order. One listing, and one small file read a shard that is done."""
+    for index in _listed(run, COMMITS):
+        record = read_commit(run, run.layout.shard(index), with_chunks=with_chunks)
+        if record is not None:
+            yield record
+
+
 def read_commits(run: Run, *, with_chunks: bool = True) -> dict[int, Commit]:
-    """Every valid commit record by shard. One listing, and one small file read a shard that is done."""
-    shards = (run.layout.shard(index) for index in _listed(run, COMMITS))
-    records = (read_commit(run, shard, with_chunks=with_chunks) for shard in shards)
-    return {record.shard: record for record in records if record is not None}
+    """Every valid commit record by shard."""
+    return {record.shard: record for record in each_commit(run, with_chunks=with_chunks)}
 
 
 def read_failures(run: Run) -> dict[int, Failure]:

@@ -13,7 +13,7 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
-from .commits import read_commits
+from .commits import each_commit
 from .store import Run
 
 BLOCK_BYTES = 64 << 20
@@ -33,7 +33,7 @@ def open_run(path: str | Path) -> xr.Dataset:
     run = Run.open(path)
     layout = run.layout
     committed = np.zeros(layout.windows, bool)
-    for record in read_commits(run).values():
+    for record in each_commit(run):
         committed[record.start : record.stop] = True
     # A block per shard where some are missing: then a block is read either whole or not at all.
     shards = max(1, BLOCK_BYTES // (layout.shard_windows * _window_bytes(run))) if committed.all() else 1
