@@ -93,7 +93,7 @@ def make_plan(job: Job, found: Survey, facts: ModelFacts, resources: Resources, 
     windows = count_windows(found.steps, facts.length, job.windows.stride).count
     layout = cut(windows, bytes_per_window(facts), facts.output_steps, job.run.shard_windows)
     workers = _crew(job, facts, resources, layout.shard_count)
-    setting = choose(job.sensitivity, facts, _memory_for_a_call(facts, workers), layout.shard_windows)
+    setting = choose(job.sensitivity, facts, _memory_for_a_call(facts, workers), layout.chunk_windows)
     return plan_run(job, found, facts, setting, workers, free_bytes)
 
 

@@ -167,15 +167,14 @@ def bytes_per_window(facts: ModelFacts) -> int:
 def cut(windows: int, window_bytes: int, output_steps: int, shard_windows: int | str = "auto") -> Layout:
     """Shards of whole chunks: chunks of about 32 MiB, shards of one chunk unless the job file says more.
 
-    Short series are cut finer, to give every worker several shards, down to shards of about 2 MiB.
+    Short series are cut finer, to give every worker several shards, down to shards of about 2 MiB, all of one size.
     The cut depends on the job alone, not on the machine, so that the same job gives the same store anywhere.
     A window too large for one chunk is split over output steps; its lags always stay together.
     """
     fits = max(1, CHUNK_BYTES // window_bytes)
     if shard_windows == "auto":
         several = max(-(-windows // SHARDS_WANTED), SHARD_BYTES // window_bytes, 1)
-        size = _power_of_two_below(min(fits, several))
-        shard, chunk = size, size
+        shard = chunk = -(-windows // _even_count(-(-windows // min(fits, several))))
     else:
         wanted = min(int(shard_windows), windows)
         chunk = -(-wanted // -(-wanted // fits))
@@ -188,8 +187,9 @@ def cut(windows: int, window_bytes: int, output_steps: int, shard_windows: int |
     return Layout(windows, min(shard, windows), min(chunk, windows), steps)
 
 
-def _power_of_two_below(number: int) -> int:
-    return 1 << (number.bit_length() - 1)
+def _even_count(shards: int) -> int:
+    """A few shards are made a number that most numbers of workers divide: none then waits for another's last shard."""
+    return -(-shards // 12) * 12 if 2 <= shards <= 8 * 12 else shards
 
 
 def place(job: Job, cpus: int, gpus: int, memory: int) -> Workers:

@@ -96,7 +96,7 @@ def _windows_per_call(setting: Setting, facts: CallFacts, memory: int, windows: 
             remedy="give workers more memory or run fewer; lower sensitivity.parallel_iterations, "
             "or set sensitivity.experimental_use_pfor = false",
         )
-    return min(size, windows)
+    return -(-windows // -(-windows // size))  # calls of one size, none of them filled up
 
 
 class Tuned:

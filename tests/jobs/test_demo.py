@@ -31,7 +31,7 @@ def test_demo(tmp_path, ray_session, monkeypatch, capfd):
         assert call(*command.split()).exit_code == 0
     again = call("demo", tmp_path / "demo")
     assert again.exit_code == 0
-    assert "13 of 13 shards are committed" in again.stderr
+    assert "12 of 12 shards are committed" in again.stderr
 
 
 def test_demo_needs_a_directory(tmp_path):

@@ -165,6 +165,12 @@ def test_choice_follows_the_job_file():
     assert "XLA" in found.lost[0]
 
 
+@pytest.mark.parametrize(("windows", "size"), [(5, 5), (1024, 1024), (1025, 513), (3188, 797), (10**6, 1024)])
+def test_calls_are_of_one_size(windows, size):
+    facts = describe(MODELS["dense"](), WindowsSection(), 3)
+    assert choose(SensitivitySection(), facts, 10**9, windows).windows_per_call == size
+
+
 def test_choice_fits_the_memory_or_refuses():
     facts = describe(MODELS["lstm sequence"](), WindowsSection(), 3)
     sizes = [choose(SensitivitySection(), facts, memory, 10**6).windows_per_call for memory in (10**5, 10**6, 10**9)]
