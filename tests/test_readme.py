@@ -1,0 +1,44 @@
+"""README is true: its job file is a job, its commands run, its Python runs, in the order they stand there."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+from click.testing import CliRunner
+from keras import layers
+
+from jobs.cli import main
+from tests.conftest import frame, sequential
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def block(language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    assert found
+    return found.group(1)
+
+
+def test_the_readme_from_job_file_to_dask(tmp_path, ray_session, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("soil.toml").write_text(block("toml"))
+    features = tomllib.loads(block("toml"))["series"]["features"]
+    model = sequential((20, 2), layers.Flatten(), layers.Dense(3, "tanh"), layers.Dense(1))
+    model.save("soil.keras")
+    frame(200, tuple(features)).to_csv("weather.csv", index=False)
+
+    commands = re.findall(r"^    sensitivity (.+?)(?:  +#.*)?$", README, re.MULTILINE)
+    names = [command.split()[0] for command in commands]
+    assert names == ["plan", "run", "resume", "status", "verify", "query", "query", "plot"]
+    for command in commands:
+        result = CliRunner().invoke(main, command.split())
+        assert result.exit_code == 0, result.output
+    assert Path("heatmap.png").exists()
+
+    known = {"model": model, "windows": np.zeros((4, 20, 2), "float32")}
+    exec(block("python"), known)
+    assert known["ds"]["committed"].all()
+    assert known["j"].shape == (4, 1, 20, 2)
