@@ -172,6 +172,7 @@ class _Crew:
             answered, _ = ray.wait(list(calls), num_returns=1, timeout=PATIENCE_SECONDS)
             if not answered:
                 self._say_what_is_waited_for()
+                self._feed(ledger, patient=False)
                 continue
             outcome = self._hear(answered[0], calls[answered[0]], ledger)
             if outcome is not None:
@@ -199,17 +200,19 @@ class _Crew:
         self._seats.append(_Seat(f"worker {self._hired}", actor, actor.set_up.remote()))
         self._hired += 1
 
-    def _feed(self, ledger: Ledger) -> None:
-        """Fill every worker's window of pending calls; near the end one at a time, so that nobody waits for another."""
+    def _feed(self, ledger: Ledger, *, patient: bool = True) -> None:
+        """Fill every worker's window of pending calls; near the end one at a time, so that nobody waits for another.
+
+        A shard that failed at every worker at hand waits, while we are patient, for one that is being started.
+        """
         ready = [seat for seat in self._seats if seat.starting is None]
         depth = DEPTH if len(ledger) > self._workers.count else 1
         for seat in ready:
             while len(seat.pending) < depth and (attempt := ledger.take(seat.name)) is not None:
                 self._give(seat, attempt)
-        if ready and len(ledger) and not any(seat.next_call for seat in self._seats):
-            attempt = ledger.take()  # it failed at every worker there is
-            if attempt is not None:
-                self._give(ready[0], attempt)
+        waited_for = self._seats if patient else ready
+        if ready and not any(seat.next_call for seat in waited_for) and (attempt := ledger.take()) is not None:
+            self._give(ready[0], attempt)
 
     def _give(self, seat: _Seat, attempt: Attempt) -> None:
         seat.pending.append((seat.actor.compute.remote(attempt.shard, attempt.number), attempt))

@@ -173,6 +173,17 @@ def test_a_worker_that_ray_cannot_start_is_not_waited_for(write_job, ray_session
     assert len(outcomes) == run.layout.shard_count
 
 
+def test_a_shard_that_failed_everywhere_does_not_wait_for_a_worker_that_never_comes(
+    write_job, ray_session, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(ray_runner, "PATIENCE_SECONDS", 3.0)
+    run, plan = started(poisoned(write_job, tmp_path, 'raise RuntimeError("too much rain")', "waiting"))
+    crowd = replace(plan.workers, count=4)  # on two cores
+    outcomes = list(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.setting, crowd))
+    assert sorted(read_commits(run)) == [0, 1, 2]
+    assert [outcome.attempts for outcome in outcomes if outcome.shard == 3] == [3]
+
+
 def test_a_worker_that_no_node_can_hold_is_refused(write_job, ray_session):
     run, plan = started(Job.load(write_job()))
     giant = replace(plan.workers, cpus=64)
