@@ -20,7 +20,7 @@ from sensitivity.job import Job
 from sensitivity.store import JOB
 
 from .driver import How, run_job, say
-from .resources import quiet
+from .resources import local, quiet
 from .status import DONE, conclude
 from .tables import Rows, table
 
@@ -76,6 +76,8 @@ def _train(series: Path, file: Path) -> None:
 
     with quiet():
         from sensitivity.loading import keras
+
+        local()  # TensorFlow looks for GPUs, and says so
     table = pd.read_csv(series, parse_dates=["time"])
     values = table.drop(columns="time").to_numpy(np.float32)
     moisture = table[TARGET].to_numpy(np.float32)
