@@ -7,6 +7,7 @@ they stand in the source. What the times and values mean is `series`' business.
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -67,7 +68,7 @@ def unreadable(path: str, error: Exception) -> Refused:
     )
 
 
-class _Table:
+class _Table(ABC):
     """Columns read in order, block by block: the formats that cannot be entered in the middle."""
 
     sliceable = False
@@ -95,8 +96,9 @@ class _Table:
         except Exception as error:
             raise unreadable(self.path, error) from error
 
+    @abstractmethod
     def _frames(self) -> Iterator[Any]:
-        raise NotImplementedError
+        """Data frames of at most `BLOCK_STEPS` consecutive rows."""
 
     def read(self, start: int, stop: int) -> np.ndarray:
         raise TypeError(f"{self.path} cannot be read by slices; ingest it first")
@@ -133,7 +135,7 @@ class _Parquet(_Table):
                 yield batch.to_pandas(ignore_metadata=True)
 
 
-class _Sliced:
+class _Sliced(ABC):
     """Formats that give any range of steps at its own cost."""
 
     sliceable = True
@@ -153,8 +155,9 @@ class _Sliced:
     def _times(self, start: int, stop: int) -> np.ndarray | None:
         return None
 
+    @abstractmethod
     def read(self, start: int, stop: int) -> np.ndarray:
-        raise NotImplementedError
+        """The values of steps `[start, stop)`, `(step, feature)` float64."""
 
 
 class _Matrix(_Sliced):
