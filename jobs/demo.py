@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 import numpy as np
+import xarray as xr
 
 from sensitivity import query
 from sensitivity.errors import Refused
@@ -120,7 +121,7 @@ def _train(series: Path, file: Path) -> None:
 
 
 def _tell(path: Path) -> None:
-    from sensitivity.plots import plot
+    from sensitivity.plots import draw, influence
 
     dataset = query.open_run(path / RUN)
     found = sorted(query.rows(query.importance(dataset).compute()), key=lambda row: -_number(row["importance"]))
@@ -128,16 +129,14 @@ def _tell(path: Path) -> None:
         {name: row[name] for name in ("feature", "mean_abs", "input_std", "importance", "share")} for row in found
     ]
     print(table(shown, "\nImportance: mean |∂ change / ∂ feature| × the feature's standard deviation, % of volume"))
-    print(table(_profile(dataset), "\nLag profile: the same by lag (hours back), the five features that matter most"))
+    by_lag = influence(dataset)
+    print(table(_profile(by_lag), "\nLag profile: the same by lag (hours back), the five features that matter most"))
     for kind in ("lag-profile", "heatmap"):
-        plot(dataset, kind, path / f"{kind}.png")
+        draw(by_lag, kind, path / f"{kind}.png")
         say(f"drawn: {path / kind}.png")
 
 
-def _profile(dataset) -> Rows:
-    from sensitivity.plots import influence
-
-    by_lag = influence(dataset)
+def _profile(by_lag: xr.DataArray) -> Rows:
     most = by_lag.sum("lag").to_series().nlargest(5).index
     return [
         {"lag": int(lag), **{feature: float(by_lag.sel(lag=lag, feature=feature)) for feature in most}}

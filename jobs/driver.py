@@ -11,12 +11,12 @@ from pathlib import Path
 
 from sensitivity.commits import Commit, Failure, each_commit, missing
 from sensitivity.job import Job
-from sensitivity.plan import Setting, Workers, place, require_memory, worker_memory
+from sensitivity.plan import Setting, Workers, require_memory, worker_memory
 from sensitivity.series import survey
 from sensitivity.store import Run
 
 from .ledger import Ledger, WorkersLost
-from .prepare import prepare
+from .prepare import crew, prepare
 from .progress import progress
 from .resources import Resources, hold, local, quiet
 
@@ -69,7 +69,7 @@ def resume(path: Path, how: How) -> Summary:
         with quiet():
             found = resources or local()
             hold(run.job, gpu=how.serial)
-        workers = place(run.job, found.cpus, found.gpus, found.memory)
+        workers = crew(run.job, run.facts, found, run.layout.shard_count)
         require_memory(worker_memory(run.facts, run.setting, run.layout), run.setting, workers)
         return _finish(run, run.setting, workers, how)
 

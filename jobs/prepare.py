@@ -92,12 +92,12 @@ def make_plan(job: Job, found: Survey, facts: ModelFacts, resources: Resources, 
 
     windows = count_windows(found.steps, facts.length, job.windows.stride).count
     layout = cut(windows, bytes_per_window(facts), facts.output_steps, job.run.shard_windows)
-    workers = _crew(job, facts, resources, layout.shard_count)
+    workers = crew(job, facts, resources, layout.shard_count)
     setting = choose(job.sensitivity, facts, _memory_for_a_call(facts, workers), layout.chunk_windows)
     return plan_run(job, found, facts, setting, workers, free_bytes)
 
 
-def _crew(job: Job, facts: ModelFacts, resources: Resources, shards: int) -> Workers:
+def crew(job: Job, facts: ModelFacts, resources: Resources, shards: int) -> Workers:
     """The job's workers: left to us, no more than there are shards and than have room to work."""
     workers = place(job, resources.cpus, resources.gpus, resources.memory)
     needed = fixed_memory(facts)

@@ -29,8 +29,8 @@ def jacobian(model: keras.Model, windows: Any, memory: str | int | None = None, 
     outputs stand one after another along the target's last axis. The compiled kernel is kept with the model and
     serves further calls with the same shapes, with whatever weights the model then has.
 
-    Raises `Refused` (a ValueError) for a model whose samples influence each other or that takes no such windows,
-    MemoryError where a single window does not fit.
+    Raises `Refused` (a ValueError) for a model whose samples influence each other or that takes no such windows, and
+    for a memory that a single window is projected not to fit; MemoryError where one does not after all.
     """
     dtype = _dtype(model)
     source = np.asarray(windows, dtype)
@@ -57,7 +57,7 @@ def jacobian(model: keras.Model, windows: Any, memory: str | int | None = None, 
 def _kernel(store: dict[Any, Any], target: Target, memory: int, windows: int) -> Tuned:
     facts: CallFacts = target.facts
     at_most = 1 << (windows - 1).bit_length()  # the next power of two: other numbers of windows share the kernel
-    setting = choose(SensitivitySection(), facts, memory, at_most)
+    setting = choose(SensitivitySection(), facts, memory, at_most, key="memory")
     key = (facts.input_shape, target.of, facts.dtype, setting)
     if key not in store:
         store[key] = Tuned(target, setting)

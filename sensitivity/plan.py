@@ -59,10 +59,6 @@ class Shard:
     start: int
     stop: int
 
-    @property
-    def name(self) -> str:
-        return f"{self.index:08d}"
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -24,10 +24,12 @@ STYLES = ("-", "--", ":")
 def influence(dataset: xr.Dataset) -> xr.DataArray:
     """Mean |J| × the feature's standard deviation `(lag, feature)`, in units of the output: comparable over features.
 
-    The mean over output steps and outputs, where there are several. Computed, in one pass over the store.
+    The mean over output steps and outputs, where there are several. Computed, in one pass over the store; the
+    attribute `windows` says how many it comes from.
     """
     profile = lag_profile(dataset)["mean_abs"]
-    return (profile * profile["input_std"]).mean(["output_step", "output"]).compute()
+    values = (profile * profile["input_std"]).mean(["output_step", "output"]).compute()
+    return values.assign_attrs(windows=int(np.asarray(dataset["committed"] & ~dataset["skipped"]).sum()))
 
 
 def draw_lag_profile(values: xr.DataArray, axes: Axes) -> None:
@@ -68,12 +70,17 @@ KINDS: dict[str, Callable[[xr.DataArray, Axes], None]] = {"lag-profile": draw_la
 
 def plot(dataset: xr.Dataset, kind: str, file: str | Path) -> None:
     """Draw `kind` ("lag-profile" or "heatmap") of a run's dataset into a PNG, SVG or PDF file."""
+    draw(influence(dataset), kind, file)
+
+
+def draw(values: xr.DataArray, kind: str, file: str | Path) -> None:
+    """The same from what `influence` gave, for several pictures of one pass."""
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
-        KINDS[kind](influence(dataset), axes)
+        KINDS[kind](values, axes)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("lag (steps back from the window's last step)")
-        windows = int(np.asarray(dataset["committed"] & ~dataset["skipped"]).sum())
-        axes.set_title(f"How far back the output listens, {windows:,} windows", loc="left", fontsize="medium")
+        title = f"How far back the output listens, {values.attrs['windows']:,} windows"
+        axes.set_title(title, loc="left", fontsize="medium")
         figure.savefig(file, dpi=150)

@@ -30,11 +30,14 @@ _NO_XLA = (
 )
 
 
-def choose(wanted: SensitivitySection, facts: CallFacts, memory: int, windows: int) -> Setting:
+def choose(
+    wanted: SensitivitySection, facts: CallFacts, memory: int, windows: int, *, key: str = "run.memory_per_worker"
+) -> Setting:
     """The setting for a worker with `memory` bytes for one call, and at most `windows` windows to do at once.
 
     One output a window: `gradient`. Recurrent models: a loop over outputs, since pfor needs many times the memory
-    there. Others: pfor. XLA where it is safe. What the job file gives is kept; `Refused` where it cannot be.
+    there. Others: pfor. XLA where it is safe. What the job file gives is kept; `Refused` where it cannot be, in the
+    name of `key` where the memory is too small.
     """
     setting = Setting(_kernel(wanted, facts), 1)
     if setting.kernel == "batch_jacobian":
@@ -48,7 +51,7 @@ def choose(wanted: SensitivitySection, facts: CallFacts, memory: int, windows: i
     setting = _with_xla(setting, facts)
     if wanted.windows_per_call != "auto":
         return replace(setting, windows_per_call=min(wanted.windows_per_call, windows))
-    return replace(setting, windows_per_call=_windows_per_call(setting, facts, memory, windows))
+    return replace(setting, windows_per_call=_windows_per_call(setting, facts, memory, windows, key))
 
 
 def _with_xla(setting: Setting, facts: CallFacts) -> Setting:
@@ -82,7 +85,7 @@ def _kernel(wanted: SensitivitySection, facts: CallFacts) -> str:
     return wanted.kernel
 
 
-def _windows_per_call(setting: Setting, facts: CallFacts, memory: int, windows: int) -> int:
+def _windows_per_call(setting: Setting, facts: CallFacts, memory: int, windows: int, key: str) -> int:
     size = max(1, min(MOST_WINDOWS, MOST_ROWS // facts.target_size))
     size = 1 << (size.bit_length() - 1)
     while size > 1 and call_memory(facts, replace(setting, windows_per_call=size)) > memory:
@@ -90,10 +93,10 @@ def _windows_per_call(setting: Setting, facts: CallFacts, memory: int, windows: 
     needed = call_memory(facts, replace(setting, windows_per_call=1))
     if needed > memory:
         raise Refused(
-            "run.memory_per_worker",
-            given=f"{human_bytes(memory)} left for one call",
+            key,
+            given=f"{human_bytes(memory)} for one call",
             allowed=f"{human_bytes(needed)} or more, projected for a single window by {setting}",
-            remedy="give workers more memory or run fewer; lower sensitivity.parallel_iterations, "
+            remedy="give more memory; in a job, run fewer workers, lower sensitivity.parallel_iterations, "
             "or set sensitivity.experimental_use_pfor = false",
         )
     return -(-windows // -(-windows // size))  # calls of one size, none of them filled up

@@ -47,7 +47,7 @@ class Worker:
             jacobian = np.full((*block.shape, facts.length, facts.features), np.nan, facts.dtype)
             whole = self._differentiate(start, stop, block, jacobian)
             computed += len(whole)
-            not_finite += len(whole) * jacobian[0].size - int(np.isfinite(jacobian[whole]).sum())
+            not_finite += len(whole) * jacobian[0].size - int(np.isfinite(jacobian).sum())  # others stand NaN
             self._results.write_jacobian(start, stop, jacobian)
         self._results.write_prediction(shard, prediction)
         record = Commit(

@@ -12,7 +12,6 @@ for the setting's `windows_per_call` windows: one static shape, so that it is tr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from types import ModuleType
 
 import tensorflow as tf
@@ -22,9 +21,8 @@ from ..plan import Setting
 from . import batch_jacobian, gradient
 
 KERNELS: dict[str, ModuleType] = {"gradient": gradient, "batch_jacobian": batch_jacobian}
-Kernel = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
-__all__ = ["KERNELS", "Kernel", "compile_kernel", "why_not"]
+__all__ = ["KERNELS", "compile_kernel", "why_not"]
 
 
 def why_not(name: str, facts: CallFacts) -> str | None:

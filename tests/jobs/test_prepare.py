@@ -31,6 +31,17 @@ def test_workers_asked_for_are_given_or_refused(write_job):
         workers(file, Resources(4, 0, 3 * GB))
 
 
+def test_a_run_resumes_where_there_is_less_memory_a_core(write_job, tmp_path, monkeypatch):
+    from jobs import driver
+
+    run = prepare(Job.load(write_job(run={"shard_windows": 10})), Resources(2, 0, 8 * GB)).open_or_create()
+    monkeypatch.setattr(driver, "local", lambda: Resources(64, 0, 5 * GB))
+    assert driver.resume(run.path, driver.How(serial=True)).complete
+    monkeypatch.setattr(driver, "local", lambda: Resources(64, 0, GB // 2))
+    with pytest.raises(Refused, match=r"run\.memory_per_worker"):
+        driver.resume(run.path, driver.How(serial=True))
+
+
 def test_an_existing_run_is_not_audited_again(write_job):
     job = Job.load(write_job())
     first = prepare(job, Resources(2, 0, 8 * GB))

@@ -71,6 +71,13 @@ def test_no_windows_give_no_jacobians():
     assert sensitivity.jacobian(model, windows_of(0)).shape == (0, 4, *SHAPE)
 
 
+def test_a_memory_that_holds_no_window_is_refused_by_its_name():
+    model = sequential(SHAPE, layers.Flatten(), layers.Dense(1))
+    with pytest.raises(Refused, match="single window") as refusal:
+        sensitivity.jacobian(model, windows_of(2), 10)
+    assert refusal.value.key == "memory"
+
+
 @pytest.mark.parametrize(
     ("windows", "memory"),
     [(np.zeros(3), None), (np.zeros((2, 5, 9)), None), (windows_of(2), "much"), (windows_of(2), 0)],

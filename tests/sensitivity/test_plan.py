@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sensitivity import plan
 from sensitivity.errors import Refused
 from sensitivity.job import Job
-from sensitivity.plan import CHUNK_BYTES, MiB, Setting, Shard, Workers
+from sensitivity.plan import CHUNK_BYTES, MiB, Setting, Workers
 from sensitivity.series import Survey, TimeAxis
 
 GB = 10**9
@@ -110,10 +110,6 @@ def test_a_window_larger_than_a_chunk_is_split_over_output_steps():
     layout = plan.cut(10, 2000 * 2000 * 3 * 4, 2000)
     assert layout.chunk_windows == 1
     assert layout.chunk_steps < 2000
-
-
-def test_shards_have_names_that_sort():
-    assert Shard(12, 0, 1).name == "00000012"
 
 
 @pytest.mark.parametrize(

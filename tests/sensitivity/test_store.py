@@ -32,6 +32,7 @@ from sensitivity.commits import (
 from sensitivity.errors import Refused
 from sensitivity.job import Job
 from sensitivity.store import Run
+from sensitivity.tuning import Tuned
 from sensitivity.worker import Worker
 from tests.conftest import cut, frame, sequential, tape_jacobian, worst
 
@@ -145,6 +146,7 @@ def test_a_shard_is_done_only_with_its_commit_record(run):
     assert (record.start, record.stop, record.computed, record.skipped) == (16, 24, 8, 0)
     assert set(record.chunks) == set(chunk_keys(run, shard)) == {"jacobian/c.2.0.0.0.0", "prediction/c.2.0.0"}
     assert record.peak_memory > 10**8
+    assert (run.path / "commits" / "00000002.json").exists()
     assert [shard.index for shard in missing(run, read_commits(run))] == [0, 1, 3, 4, 5, 6]
     dataset = xr.open_zarr(run.results)
     assert dataset["jacobian"][16:24].notnull().all()
@@ -184,6 +186,23 @@ def test_the_derivative_is_by_the_series_own_units(write_job):
     expected = tape_jacobian(store.load_run_model(run), cut(values, 6).astype("float32")) / scaling["std"]
     found = xr.open_zarr(run.results)["jacobian"].values[:, 0]
     assert worst(found, expected) < 1e-5
+
+
+def test_derivatives_that_are_not_finite_are_counted_apart_from_gaps(write_job):
+    import tensorflow as tf
+
+    root = layers.Lambda(tf.sqrt, output_shape=(1,))  # NaN below zero
+    model = sequential((6, 2), layers.Flatten(), layers.Dense(1), root)
+    table = frame(60)
+    table.loc[30, "rain"] = np.nan
+    run = started(write_job(series=table))
+    worker = Worker(run.path)
+    worker.kernel = Tuned(replace(worker.kernel.target, model=model), run.setting)
+    record = worker.compute(run.layout.shard(0))
+    whole = np.delete(np.arange(55), np.arange(25, 31))
+    windows = cut(table[["rain", "heat"]].to_numpy("float32"), 6)[whole]
+    assert (record.computed, record.skipped) == (49, 6)
+    assert record.not_finite == 12 * int(np.isnan(model(windows)).sum()) > 0
 
 
 def test_chunks_that_two_writers_would_share_are_refused(run):
