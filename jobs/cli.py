@@ -130,9 +130,9 @@ def verify(run: Path, repair: bool) -> None:
     """Re-read every committed chunk of RUN against its checksum; exit status 1 where one is damaged."""
     from sensitivity.commits import forget, read_commits
     from sensitivity.commits import verify as verify_chunks
+    from sensitivity.progress import progress
     from sensitivity.store import Run
 
-    from .progress import progress
     from .status import INCOMPLETE
 
     opened = Run.open(run)

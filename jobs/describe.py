@@ -24,13 +24,27 @@ def _plan(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "to be stored", f"{human_bytes(plan.stored_bytes)} before compression, {plan.stored_bytes:,} bytes"
     yield "workers", f"{workers.count} of {each}, {human_bytes(workers.memory)} each"
     yield "projected memory", f"{human_bytes(plan.worker_bytes)} a worker"
+    yield "of which a call", human_bytes(plan.choice.call_bytes)
+    if plan.seconds is not None:
+        yield "projected time", f"{_duration(plan.seconds)} of computing"
     yield "kernel", str(plan.setting)
+    yield "chosen", plan.choice.why
+    for trial in sorted(plan.choice.trials, key=lambda trial: -(trial.windows_per_second or 0)):
+        yield "", str(trial)
     for lost in plan.setting.lost:
         yield "lost", lost
 
 
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def _audit(audit: Audit) -> Iterator[tuple[str, str]]:
     yield "audit", f"vector-Jacobian product agrees to {audit.vjp_error:.1e}"
+    forward = "not possible for this model" if audit.jvp_error is None else f"agrees to {audit.jvp_error:.1e}"
+    yield "", f"Jacobian-vector product {forward}"
     difference = audit.difference_error
     found = "not possible: no float64 twin, or not finite" if difference is None else f"agrees to {difference:.1e}"
     yield "", f"central difference in float64 {found}"

@@ -6,18 +6,19 @@ import contextlib
 import signal
 import sys
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sensitivity.commits import Commit, Failure, each_commit, missing
 from sensitivity.job import Job
-from sensitivity.plan import Setting, Workers, require_memory, worker_memory
+from sensitivity.plan import Workers, require_memory, worker_memory
+from sensitivity.progress import progress
 from sensitivity.series import survey
+from sensitivity.setting import Choice
 from sensitivity.store import Run
 
 from .ledger import Ledger, WorkersLost
 from .prepare import crew, prepare
-from .progress import progress
 from .resources import Resources, hold, local, quiet
 
 
@@ -58,7 +59,7 @@ def run_job(job: Job, how: How) -> Summary:
 
             require_a_node(prepared.plan.workers)
         run = prepared.open_or_create()
-        return _finish(run, prepared.plan.setting, prepared.plan.workers, how)
+        return _finish(run, prepared.plan.choice, prepared.plan.workers, how)
 
 
 def resume(path: Path, how: How) -> Summary:
@@ -70,8 +71,22 @@ def resume(path: Path, how: How) -> Summary:
             found = resources or local()
             hold(run.job, gpu=how.serial)
         workers = crew(run.job, run.facts, found, run.layout.shard_count)
-        require_memory(worker_memory(run.facts, run.setting, run.layout), run.setting, workers)
-        return _finish(run, run.setting, workers, how)
+        return _finish(run, _choice(run, workers, how), workers, how)
+
+
+def _choice(run: Run, workers: Workers, how: How) -> Choice:
+    """What was given, or was timed on workers of this process's kind and fits; else workers find out themselves."""
+    from sensitivity.device import kind
+
+    choice = run.choice
+    if choice.by == "given":
+        require_memory(worker_memory(run.facts, choice, run.layout), choice.setting, workers)
+        return choice
+    knows = how.serial or (how.address is None and not workers.gpus)
+    kept = run.remembered(run.job.sensitivity, kind(workers.cpus)) if knows else None
+    if kept is not None and worker_memory(run.facts, kept, run.layout) <= workers.memory:
+        return kept
+    return replace(choice, by="rule")
 
 
 @contextlib.contextmanager
@@ -111,7 +126,7 @@ class _Tally:
         return self.computed / max(self.finished - self.started, 1e-9) if self.committed else 0.0
 
 
-def _finish(run: Run, setting: Setting, workers: Workers, how: How) -> Summary:
+def _finish(run: Run, choice: Choice, workers: Workers, how: How) -> Summary:
     done = {record.shard: record.stop - record.start for record in each_commit(run)}
     todo = missing(run, done)
     total = run.layout.shard_count
@@ -120,7 +135,7 @@ def _finish(run: Run, setting: Setting, workers: Workers, how: How) -> Summary:
     if todo:
         with (
             progress(run.layout.windows, sum(done.values())) as advance,
-            contextlib.closing(_outcomes(run, Ledger(todo), setting, workers, how)) as outcomes,
+            contextlib.closing(_outcomes(run, Ledger(todo), choice, workers, how)) as outcomes,
         ):
             try:
                 for outcome in outcomes:
@@ -146,18 +161,18 @@ def _finish(run: Run, setting: Setting, workers: Workers, how: How) -> Summary:
 
 
 def _outcomes(
-    run: Run, ledger: Ledger, setting: Setting, workers: Workers, how: How
+    run: Run, ledger: Ledger, choice: Choice, workers: Workers, how: How
 ) -> Generator[Commit | Failure, None, None]:
     if how.serial:
         from .serial import run_serial
 
         with _interruptible():
-            yield from run_serial(run, ledger, setting, workers)
+            yield from run_serial(run, ledger, choice, workers)
         return
     from .ray_runner import run_on_ray, session
 
     with session(how.address, workers), _interruptible():  # after Ray, which takes SIGTERM too
-        yield from run_on_ray(run, ledger, setting, workers)
+        yield from run_on_ray(run, ledger, choice, workers)
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from sensitivity.errors import Refused
 from sensitivity.job import Job
 from sensitivity.plan import (
+    Layout,
     Plan,
-    Setting,
     Workers,
     bytes_per_window,
     count_windows,
@@ -20,17 +20,24 @@ from sensitivity.plan import (
     human_bytes,
     place,
     plan_run,
+    room_for_a_call,
 )
-from sensitivity.series import Survey, first_windows, survey
+from sensitivity.series import Survey, Windows, first_windows, survey
+from sensitivity.setting import Choice
 from sensitivity.store import JOB, Run, create, identity, require_free, require_same
 
 from .resources import Resources, hold, local, quiet
 
 if TYPE_CHECKING:
     import keras
+    import numpy as np
 
     from sensitivity.audit import Audit
-    from sensitivity.model import ModelFacts
+    from sensitivity.engine import Tuned
+    from sensitivity.model import ModelFacts, Target
+    from sensitivity.tuning import Room
+
+FEW = 64  # windows to prove the model and to time kernels on
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class Prepared:
 
 
 def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) -> Prepared:
-    """Survey the series, load the model, plan, audit. Raises `Refused`; writes nothing.
+    """Survey the series, load the model, time kernels, plan, audit. Raises `Refused`; writes nothing.
 
     resources: of the cluster to run on; None: this machine's. gpu: this process computes, so it may take a GPU.
     """
@@ -72,29 +79,73 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) 
     with quiet():
         from sensitivity.audit import require_stateless
         from sensitivity.loading import fingerprint, load_model
-        from sensitivity.model import describe
+        from sensitivity.model import Target, describe
+        from sensitivity.tuning import by_rule
 
+        here = resources is None
         resources = resources or local()
         hold(job, gpu=gpu)
     model = load_model(job.model, job.directory, job.run.dtype)
     require_stateless(model)
     facts = describe(model, job.windows, len(found.features), of=job.sensitivity.of, dtype=job.run.dtype)
     known = fingerprint(model)
-    plan = make_plan(job, found, facts, resources, None if resume else _free_bytes(path))
+    free = None if resume else _free_bytes(path)
+    layout, workers = lay_out(job, found, facts, resources)
+    target = Target(model, facts, job.sensitivity.of)
+    knows = here and (gpu or not workers.gpus)  # workers are of this process's kind
+    room = _room(facts, layout, workers)
+    rule = by_rule(job.sensitivity, target, room, layout.chunk_windows, "run.memory_per_worker")
+    plan = plan_run(job, found, facts, rule, workers, free)  # refuses before anything is timed
     if resume:
+        kept = Run.open(path).remembered(job.sensitivity, room.kind) if knows and rule.by == "rule" else None
+        if kept is not None and kept.call_bytes <= room.call:
+            plan = plan_run(job, found, facts, kept, workers, free)
         return Prepared(job, found, model, known, plan, None)
-    audited, setting = _audit(job, model, plan)
-    return Prepared(job, found, model, known, replace(plan, setting=setting), audited)
+    choice, audited = _proved(job, target, room, plan, knows)
+    return Prepared(job, found, model, known, plan_run(job, found, facts, choice, workers, free), audited)
 
 
-def make_plan(job: Job, found: Survey, facts: ModelFacts, resources: Resources, free_bytes: int | None) -> Plan:
-    from sensitivity.tuning import choose
+def _room(facts: ModelFacts, layout: Layout, workers: Workers) -> Room:
+    """For a call in one of the workers; timed in this process, whose own size is none of the workers'."""
+    from sensitivity.device import call_budget, has_gpu, kind
+    from sensitivity.tuning import Room
 
+    call = call_budget(room_for_a_call(workers.memory, facts, layout), share=workers.gpus or 1.0)
+    return Room(call, None, has_gpu(), kind(workers.cpus))
+
+
+def _proved(job: Job, target: Target, room: Room, plan: Plan, knows: bool) -> tuple[Choice, Audit]:
+    """The setting to run with, and the figures of its audit on a few real windows."""
+    from sensitivity.audit import audit, failures_refused, few, require_independent
+
+    facts = plan.facts
+    windows = first_windows(job.series, Windows(0, facts.length, job.windows.stride), job.run.dtype, FEW)
+    samples = few(windows).reshape(-1, *facts.input_shape)
+    require_independent(target, samples)
+    with failures_refused("differentiated"):
+        choice, kernel = _chosen(job, target, windows, room, plan, knows)
+    audited = audit(target, kernel, samples)
+    return replace(choice, setting=replace(choice.setting, xla=kernel.setting.xla, lost=kernel.setting.lost)), audited
+
+
+def _chosen(job: Job, target: Target, windows: np.ndarray, room: Room, plan: Plan, knows: bool) -> tuple[Choice, Tuned]:
+    """What workers run fastest, where they are of this process's kind; others find out for themselves."""
+    from sensitivity.audit import SAMPLES
+    from sensitivity.engine import Tuned
+    from sensitivity.tuning import tune
+
+    if not knows:
+        rule = plan.choice
+        few = min(SAMPLES, rule.setting.windows_per_call)
+        return rule, Tuned(target, replace(rule.setting, windows_per_call=few))
+    share = -(-plan.layout.windows // plan.workers.count)
+    return tune(job.sensitivity, target, windows, room, plan.layout.chunk_windows, share)
+
+
+def lay_out(job: Job, found: Survey, facts: ModelFacts, resources: Resources) -> tuple[Layout, Workers]:
     windows = count_windows(found.steps, facts.length, job.windows.stride).count
     layout = cut(windows, bytes_per_window(facts), facts.output_steps, job.run.shard_windows)
-    workers = crew(job, facts, resources, layout.shard_count)
-    setting = choose(job.sensitivity, facts, _memory_for_a_call(facts, workers), layout.chunk_windows)
-    return plan_run(job, found, facts, setting, workers, free_bytes)
+    return layout, crew(job, facts, resources, layout.shard_count)
 
 
 def crew(job: Job, facts: ModelFacts, resources: Resources, shards: int) -> Workers:
@@ -113,25 +164,6 @@ def crew(job: Job, facts: ModelFacts, resources: Resources, shards: int) -> Work
             remedy="give workers more memory, or run fewer of them",
         )
     return workers
-
-
-def _memory_for_a_call(facts: ModelFacts, workers: Workers) -> int:
-    """Half of what a worker has beyond its fixed needs: the other half is for results and for surprises."""
-    return max(0, workers.memory - fixed_memory(facts)) // 2
-
-
-def _audit(job: Job, model: keras.Model, plan: Plan) -> tuple[Audit, Setting]:
-    """The audit, and the plan's setting with what its kernel turned out not to have."""
-    from sensitivity.audit import SAMPLES, audit
-    from sensitivity.model import Target
-    from sensitivity.series import Windows
-    from sensitivity.tuning import Tuned
-
-    target = Target(model, plan.facts, job.sensitivity.of)
-    kernel = Tuned(target, replace(plan.setting, windows_per_call=min(SAMPLES, plan.setting.windows_per_call)))
-    windows = Windows(0, plan.facts.length, job.windows.stride)
-    found = audit(target, kernel, first_windows(job.series, windows, job.run.dtype, SAMPLES))
-    return found, replace(plan.setting, xla=kernel.setting.xla, lost=kernel.setting.lost)
 
 
 def _free_bytes(path: Path) -> int:

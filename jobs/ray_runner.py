@@ -15,7 +15,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from ray.exceptions import RayError, RayTaskError
 from sensitivity import machine
 from sensitivity.commits import Commit, Failure, read_commit, record_failure
 from sensitivity.errors import Refused
-from sensitivity.plan import Setting, Shard, Workers
+from sensitivity.plan import Shard, Workers
+from sensitivity.setting import Choice
 from sensitivity.store import Run
 
 from .ledger import Attempt, Ledger, Trouble, WorkersLost
@@ -42,17 +43,17 @@ CONNECT_SECONDS, PATIENCE_SECONDS = 5.0, 30.0
 class ShardWorker:
     """A `sensitivity.worker.Worker` behind Ray."""
 
-    def __init__(self, path: Path, setting: Setting, workers: Workers) -> None:
-        self._path, self._setting, self._workers = path, setting, workers
+    def __init__(self, path: Path, choice: Choice, workers: Workers, halvings: int) -> None:
+        self._path, self._choice, self._workers, self._halvings = path, choice, workers, halvings
 
     def set_up(self) -> None:
         """Load the model and compile its kernel: a call of its own, so that what goes wrong is an answer."""
-        from sensitivity.tuning import use_threads
+        from sensitivity.device import use_threads
         from sensitivity.worker import Worker
 
         workers = self._workers
-        use_threads(workers.cpus, gpu=workers.gpus > 0)
-        self._worker = Worker(self._path, self._setting)
+        use_threads(workers.cpus, gpu=workers.gpus > 0, share=workers.gpus or 1.0)
+        self._worker = Worker(self._path, self._choice, workers, self._halvings)
         self._worker.warm_up()
 
     def compute(self, shard: Shard, attempt: int) -> Commit | Trouble:
@@ -120,10 +121,10 @@ def _resources() -> Resources:
     return Resources(int(total.get("CPU", 0)), int(total.get("GPU", 0)), memory)
 
 
-def run_on_ray(run: Run, ledger: Ledger, setting: Setting, workers: Workers) -> Iterator[Commit | Failure]:
+def run_on_ray(run: Run, ledger: Ledger, choice: Choice, workers: Workers) -> Iterator[Commit | Failure]:
     """Compute every shard of the ledger on the open Ray session; yields what became of each, as it comes."""
     require_a_node(workers)
-    crew = _Crew(run, setting, workers)
+    crew = _Crew(run, choice, workers)
     try:
         yield from crew.work(ledger)
     finally:
@@ -158,15 +159,15 @@ class _Seat:
 
 
 class _Crew:
-    def __init__(self, run: Run, setting: Setting, workers: Workers) -> None:
-        self._run, self._setting, self._workers = run, setting, workers
+    def __init__(self, run: Run, choice: Choice, workers: Workers) -> None:
+        self._run, self._choice, self._workers = run, choice, workers
         self._seats: list[_Seat] = []
         self._hired = self._died = self._lost_while_starting = 0
 
     def work(self, ledger: Ledger) -> Iterator[Commit | Failure]:
         """Until nothing waits and nothing is computed: a worker that Ray has not started by then is not needed."""
-        for _ in range(min(self._workers.count, len(ledger))):
-            self._hire()
+        # The first worker of an unknown kind finds its setting and keeps it; the others then start at once.
+        self._hire_all(1 if self._choice.by == "rule" else len(ledger))
         while len(ledger) or any(seat.pending for seat in self._seats):
             calls = {seat.next_call: seat for seat in self._seats if seat.next_call is not None}
             answered, _ = ray.wait(list(calls), num_returns=1, timeout=PATIENCE_SECONDS)
@@ -178,6 +179,10 @@ class _Crew:
             if outcome is not None:
                 yield outcome
             self._feed(ledger)
+
+    def _hire_all(self, most: int) -> None:
+        for _ in range(min(self._workers.count - len(self._seats), most)):
+            self._hire()
 
     def dismiss(self) -> None:
         for seat in self._seats:
@@ -196,7 +201,7 @@ class _Crew:
         remote = ray.remote(ShardWorker).options(
             scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0, **options
         )
-        actor: Any = remote.remote(self._run.path, self._setting, self._workers)
+        actor: Any = remote.remote(self._run.path, self._choice, self._workers, max(0, self._died - 1))
         self._seats.append(_Seat(f"worker {self._hired}", actor, actor.set_up.remote()))
         self._hired += 1
 
@@ -225,6 +230,7 @@ class _Crew:
             return self._replace(seat, error, ledger)
         if seat.starting is not None:
             seat.starting, self._lost_while_starting = None, 0
+            self._hire_all(len(ledger) - len(self._seats))
             return None
         _, attempt = seat.pending.popleft()
         return answer if isinstance(answer, Commit) else self._failed(seat, attempt, answer, ledger)
@@ -241,7 +247,7 @@ class _Crew:
             ledger.give_back(attempt)
         if attempts:
             outcome = self._failed(seat, attempts[0], Trouble.of(error), ledger)
-            self._spare_memory()
+            self._died += 1  # a host out of memory kills without a word: from the second death on, calls are halved
         if len(ledger):
             self._hire()
         return outcome
@@ -254,14 +260,6 @@ class _Crew:
         if isinstance(cause, Refused):
             raise cause from error
         raise WorkersLost(f"{LOST_WHILE_STARTING} workers in a row could not be set up: {cause}") from error
-
-    def _spare_memory(self) -> None:
-        """A host out of memory kills without a word: from the second death on, new workers take half as much."""
-        self._died += 1
-        size = self._setting.windows_per_call
-        if self._died >= 2 and size > 1:
-            lost = f"{size} windows a call: {self._died} workers died"
-            self._setting = replace(self._setting, windows_per_call=size // 2, lost=(*self._setting.lost, lost))
 
     def _failed(self, seat: _Seat, attempt: Attempt, trouble: Trouble, ledger: Ledger) -> Commit | Failure | None:
         record = read_commit(self._run, attempt.shard)  # it may have died between its commit and its answer

@@ -34,9 +34,9 @@ def local() -> Resources:
 
 def hold(job: Job, *, gpu: bool) -> None:
     """Hold this process to a worker's threads and, unless it computes itself, to no GPU. Before any operation."""
-    from sensitivity.tuning import use_threads
+    from sensitivity.device import use_threads
 
-    use_threads(job.run.cpus_per_worker, gpu=gpu)
+    use_threads(job.run.cpus_per_worker, gpu=gpu and job.run.gpus_per_worker != 0)
 
 
 @contextlib.contextmanager

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sensitivity.commits import Commit, Failure, record_failure
-from sensitivity.plan import Setting, Workers
+from sensitivity.device import use_threads
+from sensitivity.plan import Workers
+from sensitivity.setting import Choice
 from sensitivity.store import Run
-from sensitivity.tuning import use_threads
 from sensitivity.worker import Worker
 
 from .ledger import Ledger, Trouble
 
 
-def run_serial(run: Run, ledger: Ledger, setting: Setting, workers: Workers) -> Iterator[Commit | Failure]:
+def run_serial(run: Run, ledger: Ledger, choice: Choice, workers: Workers) -> Iterator[Commit | Failure]:
     """Compute every shard of the ledger, one after another; yields what became of each."""
-    use_threads(workers.cpus, gpu=workers.gpus > 0)
-    worker = Worker(run.path, setting)
+    use_threads(workers.cpus, gpu=workers.gpus > 0, share=workers.gpus or 1.0)
+    worker = Worker(run.path, choice, workers)
     worker.warm_up()
     while (attempt := ledger.take()) is not None:
         try:

@@ -6,6 +6,7 @@ from collections import Counter
 
 from sensitivity.commits import Commit, Failure, read_commits, read_failures
 from sensitivity.plan import human_bytes
+from sensitivity.setting import Setting
 from sensitivity.store import RESULTS, Run
 
 from .driver import Summary, say
@@ -55,21 +56,22 @@ def _from_records(records: list[Commit]) -> list[tuple[str, str]]:
     computed, seconds = sum(r.computed for r in records), sum(r.seconds for r in records)
     workers = {(r.host, r.pid) for r in records}
     attempts = Counter(r.attempt for r in records)
-    settings = Counter(
-        (r.setting["kernel"], r.setting["windows_per_call"], r.setting["xla"], tuple(r.setting["lost"]))
-        for r in records
-    )
+    settings = Counter(Setting.from_json(r.setting) for r in records)
     lines = [
         (
             "throughput",
             f"{computed / seconds if seconds else 0:,.0f} windows/s a worker, {len(workers)} workers so far",
         ),
         ("attempts", ", ".join(f"{count:,} shards at attempt {number}" for number, count in sorted(attempts.items()))),
-        ("memory", f"{human_bytes(max(r.peak_memory for r in records))} at most in one worker"),
+        (
+            "memory",
+            f"{human_bytes(max(r.peak_memory for r in records))} at most in one worker, "
+            f"{human_bytes(max(r.projected_memory for r in records))} projected",
+        ),
     ]
-    for (kernel, size, xla, lost), count in settings.most_common():
-        text = f"{kernel}, {size:,} windows a call, {'XLA' if xla else 'no XLA'}: {count:,} shards"
-        lines += [("setting", text), *(("", f"lost: {what}") for what in lost)]
+    for setting, count in settings.most_common():
+        lines += [("setting", f"{setting}: {count:,} shards"), *(("", f"lost: {what}") for what in setting.lost)]
+    lines += [("chosen", why) for why in {r.why: None for r in records if r.why}]
     not_finite = sum(r.not_finite for r in records)
     if not_finite:
         shards = [r.shard for r in records if r.not_finite]

@@ -2,37 +2,173 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, overload
 
 import keras
 import numpy as np
 
+from . import machine, meter
 from .audit import few, require_independent, require_stateless
+from .device import call_budget, has_gpu, kind
+from .engine import Tuned
 from .errors import Refused
 from .job import SensitivitySection, parse_bytes
 from .loading import leaf_layers
 from .machine import available_memory
 from .model import CallFacts, Target, describe_call
-from .tuning import Tuned, choose
+from .plan import MiB, human_bytes
+from .progress import progress
+from .setting import Choice, Setting
+from .tuning import BUILD_BYTES, Room, tune
 
 _ATTRIBUTE = "_sensitivity_kernels"
+LONG_SECONDS = 5.0  # work that takes longer shows its progress
+MOST_AT_ONCE = 4096  # windows a call, at most: larger numbers of windows share their kernel
+TIMED_ON = 256
 
 
-def jacobian(model: keras.Model, windows: Any, memory: str | int | None = None, *, of: str = "output") -> np.ndarray:
-    """∂ model(windows) / ∂ windows, window by window: `tape.batch_jacobian` that fits in memory.
+@dataclass(frozen=True)
+class Report:
+    """How a Jacobian was computed: which kernel and setting, why, with how much memory, and what was lost.
+
+    projected, measured: bytes above what the process had, of the whole call with its trials and its result; measured
+    is None where the system does not tell. reused: the kernel was that of an earlier call. seconds: of it all.
+    """
+
+    setting: Setting
+    choice: Choice
+    projected: int
+    measured: int | None
+    windows: int
+    seconds: float
+    reused: bool
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        return self.setting.lost
+
+    def __str__(self) -> str:
+        measured = "not known" if self.measured is None else human_bytes(self.measured)
+        lines = [
+            f"kernel    {self.setting}",
+            f"chosen    {self.choice.why}" + (", by an earlier call" if self.reused else ""),
+            f"memory    {human_bytes(self.projected)} projected, {measured} measured",
+            f"time      {self.windows:,} windows in {self.seconds:.3g} s",
+            *(f"lost      {what}" for what in self.lost),
+            *(f"trial     {trial}" for trial in self.choice.trials),
+        ]
+        return "\n".join(lines)
+
+
+@overload
+def jacobian(
+    model: keras.Model,
+    windows: Any,
+    memory: str | int | None = None,
+    *,
+    of: str = "output",
+    kernel: str = "auto",
+    windows_per_call: int | Literal["auto"] = "auto",
+    experimental_use_pfor: bool | Literal["auto"] = "auto",
+    parallel_iterations: int | Literal["auto"] = "auto",
+    report: Literal[False] = False,
+) -> np.ndarray: ...
+
+
+@overload
+def jacobian(
+    model: keras.Model,
+    windows: Any,
+    memory: str | int | None = None,
+    *,
+    of: str = "output",
+    kernel: str = "auto",
+    windows_per_call: int | Literal["auto"] = "auto",
+    experimental_use_pfor: bool | Literal["auto"] = "auto",
+    parallel_iterations: int | Literal["auto"] = "auto",
+    report: Literal[True],
+) -> tuple[np.ndarray, Report]: ...
+
+
+def jacobian(
+    model: keras.Model,
+    windows: Any,
+    memory: str | int | None = None,
+    *,
+    of: str = "output",
+    kernel: str = "auto",
+    windows_per_call: int | Literal["auto"] = "auto",
+    experimental_use_pfor: bool | Literal["auto"] = "auto",
+    parallel_iterations: int | Literal["auto"] = "auto",
+    report: bool = False,
+) -> np.ndarray | tuple[np.ndarray, Report]:
+    """∂ model(windows) / ∂ windows, window by window: `tape.batch_jacobian` that fits in memory, at its fastest.
 
     windows: `(batch, *source)`, usually `(batch, lag, feature)`; anything NumPy takes, in the model's units.
-    memory: bytes to use above what the process has, as a number or "2GB"; None: half of what is available.
+    memory: bytes to use above what the process has, as a number or "2GB", the result and the compiler included; less
+        than the 160 MB that compiling may take bounds the calls alone. None: half of what is available.
     of: "output", or the name of one of several outputs.
+    kernel: "auto", "gradient", "batch_jacobian" or "forward"; what is left at "auto", as windows_per_call,
+        experimental_use_pfor and parallel_iterations, is chosen by timing on these windows, for 3 seconds or a fifth
+        of the work, and kept with the model.
+    report: return a `Report` as well.
 
     Returns `(batch, *target, *source)` in the model's dtype, in units of the output per unit of the input; several
     outputs stand one after another along the target's last axis. The compiled kernel is kept with the model and
     serves further calls with the same shapes, with whatever weights the model then has.
 
     Raises `Refused` (a ValueError) for a model whose samples influence each other or that takes no such windows, and
-    for a memory that a single window is projected not to fit; MemoryError where one does not after all.
+    for a memory that the result or a single window is projected not to fit; MemoryError where one does not after all.
     """
-    dtype = _dtype(model)
+    wanted = _wanted(
+        kernel=kernel,
+        windows_per_call=windows_per_call,
+        experimental_use_pfor=experimental_use_pfor,
+        parallel_iterations=parallel_iterations,
+    )
+    started = time.perf_counter()
+    budget, baseline = _budget(memory), machine.resident_memory()
+    with machine.span() as peak:
+        source = _source(windows, _dtype(model))
+        store = _kept(model)
+        target = _described(model, source, of, store)
+        room = _room(target.facts, len(source), budget, baseline)
+        reused, choice, engine = _engine(store, wanted, target, room, source)
+        searched = (peak() or baseline) - baseline
+        ready = machine.resident_memory() - meter.reusable() - baseline
+        needed = ready + (0 if room.gpu else engine.call_bytes) + _result_bytes(target.facts, len(source))
+        projected = int(1.05 * max(searched, needed)) + 16 * MiB
+        result = _run(engine, choice, source)
+        highest = peak()
+    if not report:
+        return result
+    measured = None if highest is None else highest - baseline
+    seconds = time.perf_counter() - started
+    return result, Report(engine.setting, choice, projected, measured, len(source), seconds, reused)
+
+
+def _wanted(**given: Any) -> SensitivitySection:
+    try:
+        return SensitivitySection(**given)
+    except ValueError as error:
+        if isinstance(error, Refused):
+            raise
+        found = error.errors()[0]  # type: ignore[attr-defined]  # pydantic's, which is a ValueError
+        if found["type"] == "value_error":
+            raise found["ctx"]["error"] from None
+        raise Refused(
+            str(found["loc"][0]),
+            given=repr(found["input"]),
+            allowed=found.get("ctx", {}).get("expected", found["msg"]),
+            remedy='leave it at "auto"',
+        ) from None
+
+
+def _source(windows: Any, dtype: str) -> np.ndarray:
     source = np.asarray(windows, dtype)
     if source.ndim < 2:
         raise Refused(
@@ -41,31 +177,86 @@ def jacobian(model: keras.Model, windows: Any, memory: str | int | None = None, 
             allowed="(batch, lag, feature), or any shape that begins with the batch",
             remedy="add a batch axis: windows[None]",
         )
-    store = _kept(model)
-    facts = store.get((source.shape[1:], of, dtype))
+    return source
+
+
+def _described(model: keras.Model, source: np.ndarray, of: str, store: _Kept) -> Target:
+    """The target, proved on these windows to have a Jacobian of each, the first time."""
+    key = (source.shape[1:], of, str(source.dtype))
+    facts = store.get(key)
     if facts is None:
         require_stateless(model)
-        facts = describe_call(model, source.shape[1:], of=of, dtype=dtype)
+        facts = describe_call(model, source.shape[1:], of=of, dtype=str(source.dtype))
         if len(source):
             require_independent(Target(model, facts, of), few(source))
-            store[source.shape[1:], of, dtype] = facts
+            store[key] = facts
+    return Target(model, facts, of)
+
+
+def _room(facts: CallFacts, windows: int, budget: int, baseline: int) -> Room:
+    """What is left for a call beside the result and the compiler."""
+    result = _result_bytes(facts, windows)
+    if result > budget:
+        raise Refused(
+            "memory",
+            given=human_bytes(budget),
+            allowed=f"{human_bytes(result)} or more, which the Jacobian of {windows:,} windows takes by itself",
+            remedy="give more memory or fewer windows at a time, or run a job, which keeps results on disk",
+        )
+    left = max(budget // 4, budget - result - BUILD_BYTES)
+    limit = baseline + budget if budget > 2 * BUILD_BYTES else None
+    on_gpu = has_gpu()
+    return Room(min(left, call_budget(left)), None if on_gpu else limit, on_gpu, kind(machine.cores()))
+
+
+def _result_bytes(facts: CallFacts, windows: int) -> int:
+    return windows * facts.target_size * (facts.source_size + 1) * facts.itemsize
+
+
+def _engine(
+    store: _Kept, wanted: SensitivitySection, target: Target, room: Room, source: np.ndarray
+) -> tuple[bool, Choice, Tuned]:
+    """Whether it was there, the choice, and its kernel."""
+    facts = target.facts
+    most = min(MOST_AT_ONCE, 1 << max(0, len(source) - 1).bit_length())  # other numbers of windows share the kernel
+    if wanted.windows_per_call != "auto":
+        most = max(most, min(wanted.windows_per_call, len(source)))
+    key = (facts.input_shape, target.of, facts.dtype, wanted, most)
+    if key in store and store[key][0].call_bytes <= room.call:
+        choice, engine = store[key]
+        engine.limit_to(room.resident)
+        return True, choice, engine
     if not len(source):
-        return np.empty((0, *facts.target_shape, *facts.input_shape), dtype)
-    return _kernel(store, Target(model, facts, of), _budget(memory), len(source))(source)[1]
+        setting = Setting("batch_jacobian", 1)
+        return False, Choice(setting, "rule", 0), Tuned(target, setting)
+    some = np.ascontiguousarray(source[np.linspace(0, len(source) - 1, min(TIMED_ON, len(source))).astype(int)])
+    store[key] = tune(wanted, target, some, room, most, len(source), key="memory")
+    return (False, *store[key])
 
 
-def _kernel(store: dict[Any, Any], target: Target, memory: int, windows: int) -> Tuned:
-    facts: CallFacts = target.facts
-    at_most = 1 << (windows - 1).bit_length()  # the next power of two: other numbers of windows share the kernel
-    setting = choose(SensitivitySection(), facts, memory, at_most, key="memory")
-    key = (facts.input_shape, target.of, facts.dtype, setting)
-    if key not in store:
-        store[key] = Tuned(target, setting)
-    return store[key]
+def _run(engine: Tuned, choice: Choice, source: np.ndarray) -> np.ndarray:
+    facts = engine.target.facts
+    result = np.empty((len(source), *facts.target_shape, *facts.input_shape), facts.dtype)
+    rate = choice.windows_per_second
+    with _progress(len(source), rate is not None and len(source) / rate > LONG_SECONDS) as advance:
+        for done, (_, block) in engine.calls(source.__getitem__, len(source)):
+            result[done] = block
+            advance(done.stop - done.start)
+    return result
+
+
+@contextmanager
+def _progress(total: int, shown: bool) -> Iterator[Any]:
+    if not shown:
+        yield lambda count: None
+        return
+    started = time.time()
+    with progress(total, 0) as advance:
+        yield lambda count: advance(count, started)
 
 
 class _Kept(dict[Any, Any]):
-    """Kernels by shape, living and dying with their model."""
+    """Facts and kernels by shape, living and dying with their model."""
 
 
 def _kept(model: keras.Model) -> _Kept:

@@ -20,11 +20,12 @@ import tensorflow as tf
 from .errors import Refused
 from .loading import cast, leaf_layers
 from .model import Target, calls_wrapped
+from .products import jvp, relative_error, vjp
 
 SAMPLES = 5
 COUPLING_TOLERANCE = 1e-6
 TINY = 1e-30
-VJP_TOLERANCE = 1e-4
+TOLERANCE = 1e-4
 _STEP = 1e-5  # of a central difference in float64, in units of each input's spread
 
 
@@ -32,13 +33,15 @@ _STEP = 1e-5  # of a central difference in float64, in units of each input's spr
 class Audit:
     """Figures of one audit, each relative to the largest entry compared.
 
-    vjp_error: kernel against an eager vector-Jacobian product in the run's dtype.
+    vjp_error, jvp_error: kernel against eager products with random vectors in the run's dtype; the second is None
+    where an operation has no forward mode.
     difference_error: kernel against a central difference in float64; None where the model has no float64 twin.
-    A large one is reported, not refused: a model may replace its gradient on purpose.
+    A large one of the last two is reported, not refused: a model may replace its gradient on purpose.
     largest: the Jacobian's largest finite entry on these windows. not_finite: entries that are NaN or infinite.
     """
 
     vjp_error: float
+    jvp_error: float | None
     difference_error: float | None
     largest: float
     not_finite: int
@@ -48,26 +51,29 @@ class Audit:
 
 
 def audit(target: Target, kernel: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], windows: np.ndarray) -> Audit:
-    """Audit `target` and `kernel` on a few real windows `(n, lag, feature)`, n ≥ 1. Raises `Refused`."""
+    """Compare `kernel` with independent products on a few real windows `(n, …)`, n ≥ 1. Raises `Refused`.
+
+    The model is one that `require_independent` lets pass: products cannot tell a Jacobian that is meaningless.
+    """
     samples = few(windows).reshape(-1, *target.facts.input_shape)
-    require_independent(target, samples)
-    with _failures_refused("differentiated"):
+    with failures_refused("differentiated"):
         prediction, jacobian = kernel(samples)
         vector = np.random.default_rng(0).standard_normal(prediction.shape).astype(samples.dtype)
-        expected = _vjp(target, samples, vector)
+        expected = vjp(target, samples, vector)
     rows = jacobian.reshape(SAMPLES, target.facts.target_size, -1)
     product = np.einsum("nr,nrs->ns", _flat(vector), rows)
-    vjp_error = _relative(product, _flat(expected))
-    if not vjp_error <= VJP_TOLERANCE:
+    vjp_error = relative_error(product, _flat(expected))
+    if not vjp_error <= TOLERANCE:
         raise Refused(
             "sensitivity.kernel",
             given=f"a Jacobian that differs from an independent vector-Jacobian product by {vjp_error:.1e}",
-            allowed=f"{VJP_TOLERANCE:.0e} of the largest entry",
+            allowed=f"{TOLERANCE:.0e} of the largest entry",
             remedy='set sensitivity.kernel = "batch_jacobian" with experimental_use_pfor = false',
         )
+    jvp_error = _jvp_error(target, samples, rows)
     finite = np.abs(jacobian[np.isfinite(jacobian)])
     difference = _difference_error(target, samples, vector, product)
-    return Audit(vjp_error, difference, float(finite.max(initial=0.0)), int(jacobian.size - finite.size))
+    return Audit(vjp_error, jvp_error, difference, float(finite.max(initial=0.0)), int(jacobian.size - finite.size))
 
 
 def few(windows: np.ndarray) -> np.ndarray:
@@ -84,7 +90,7 @@ def require_independent(target: Target, samples: np.ndarray) -> None:
     samples: `SAMPLES` windows, no two the same. One is exchanged for another: the others' outputs must not move.
     """
     require_stateless(target.model)
-    with _failures_refused("called"):
+    with failures_refused("called"):
         names, first = _outputs_by_layer(target, samples)
         _, again = _outputs_by_layer(target, samples)
         exchanged = []
@@ -98,7 +104,7 @@ def require_independent(target: Target, samples: np.ndarray) -> None:
 
 
 @contextlib.contextmanager
-def _failures_refused(what: str) -> Iterator[None]:
+def failures_refused(what: str) -> Iterator[None]:
     """What a model raises on its own series is the model's fault, and no traceback of ours."""
     try:
         yield
@@ -187,14 +193,17 @@ def _refused(culprit: str, what: str, remedy: str) -> Refused:
     )
 
 
-def _vjp(target: Target, samples: np.ndarray, vector: np.ndarray) -> np.ndarray:
-    """vectorᵀ · Jacobian by one plain eager gradient: another path through TensorFlow than any kernel's."""
-    windows = tf.constant(samples)
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(windows)
-        prediction = target(windows)
-    zero = tf.UnconnectedGradients.ZERO
-    return tape.gradient(prediction, windows, output_gradients=tf.constant(vector), unconnected_gradients=zero).numpy()
+def _jvp_error(target: Target, samples: np.ndarray, rows: np.ndarray) -> float | None:
+    """Of the kernel's product with a random direction, in units of each input's spread; None without forward mode.
+
+    rows: `(sample, target_size, source_size)`.
+    """
+    direction = (_spread(samples) * _noise(samples.shape)).astype(samples.dtype)
+    try:
+        expected = _flat(jvp(target, samples, direction))
+    except Exception:  # an operation that has a gradient and no forward mode: each says so in words of its own
+        return None
+    return relative_error(np.einsum("nrs,ns->nr", rows, _flat(direction)), expected)
 
 
 def _difference_error(target: Target, samples: np.ndarray, vector: np.ndarray, product: np.ndarray) -> float | None:
@@ -231,12 +240,3 @@ def _noise(shape: tuple[int, ...]) -> np.ndarray:
 def _flat(array: np.ndarray) -> np.ndarray:
     """`(sample, …)` → `(sample, all the rest)`."""
     return array.reshape(len(array), -1)
-
-
-def _relative(found: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference by largest entry, over finite entries; infinite where one is finite and the other not."""
-    finite = np.isfinite(expected)
-    if (np.isfinite(found) != finite).any():
-        return float("inf")
-    scale = float(np.abs(expected[finite]).max(initial=0.0)) or 1.0
-    return float(np.abs(found[finite] - expected[finite]).max(initial=0.0) / scale)

@@ -27,8 +27,8 @@ class Commit:
     """A shard that is done: windows `[start, stop)`, CRC-32C of every stored chunk, and how it was computed.
 
     seconds: from reading the series to the chunks being on the disk. started, finished: seconds since 1970.
-    peak_memory: the worker's peak resident bytes so far. not_finite: Jacobian entries that are NaN or infinite
-    in computed windows.
+    peak_memory: the worker's peak resident bytes so far; projected_memory: what was projected. not_finite: Jacobian
+    entries that are NaN or infinite in computed windows. why: the setting was chosen; the trials are in tuning.json.
     """
 
     shard: int
@@ -46,6 +46,8 @@ class Commit:
     finished: float
     peak_memory: int
     setting: dict[str, Any]
+    projected_memory: int = 0
+    why: str = ""
 
     @property
     def seconds(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def sync_files(paths: Iterable[Path]) -> None:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write atomically and durably: readers see the old file or the new one, never a part."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    scratch = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     with scratch.open("w", encoding="utf-8") as file:
         json.dump(content, file, indent=1)
         file.flush()

@@ -103,10 +103,15 @@ class SensitivitySection(Section):
 
     of: str = "output"
     wrt: Literal["input"] = "input"
-    kernel: Literal["auto", "gradient", "batch_jacobian"] = "auto"
+    kernel: Literal["auto", "gradient", "batch_jacobian", "forward"] = "auto"
     windows_per_call: Positive | Auto = "auto"
     experimental_use_pfor: bool | Auto = "auto"
     parallel_iterations: Positive | Auto = "auto"
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """How to compute it, without what."""
+        return self.model_dump(exclude={"of", "wrt"})
 
     @model_validator(mode="after")
     def _consistent(self) -> SensitivitySection:
@@ -115,7 +120,7 @@ class SensitivitySection(Section):
             raise Refused(
                 "sensitivity.kernel",
                 given='"gradient" together with experimental_use_pfor or parallel_iterations',
-                allowed="those two belong to batch_jacobian",
+                allowed="those two belong to batch_jacobian and forward",
                 remedy='leave both out, or set kernel = "batch_jacobian"',
             )
         if self.experimental_use_pfor is True and self.parallel_iterations == 1:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import platform
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP, _STATUS = Path("/sys/fs/cgroup"), Path("/proc/self/status")
+_highest = 0
 
 
 def cores() -> int:
@@ -27,14 +32,61 @@ def available_memory() -> int:
     return available
 
 
+def resident_memory() -> int:
+    """Resident bytes of this process; 0 where the system does not say."""
+    return _status_bytes(_STATUS, "VmRSS") or 0
+
+
 def peak_memory() -> int:
     """Peak resident bytes of this process."""
-    peak = _status_bytes(Path("/proc/self/status"), "VmHWM")
+    return max(_highest, recent_peak())
+
+
+def recent_peak() -> int:
+    """Peak resident bytes of this process since the last `restart_peak` that worked."""
+    peak = _status_bytes(_STATUS, "VmHWM")
     if peak is None:
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return peak
+
+
+@contextlib.contextmanager
+def span() -> Iterator[Callable[[], int | None]]:
+    """Yields what tells the peak resident bytes since; None where the system does not let it be known."""
+    global _highest
+    known, before = restart_peak(), peak_memory()
+    _highest = 0
+    try:
+        yield lambda: peak_memory() if known else None
+    finally:
+        _highest = max(before, peak_memory())
+
+
+def restart_peak() -> bool:
+    """Begin to measure the peak anew; whether the system lets us."""
+    global _highest
+    _highest = peak_memory()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def trim() -> None:
+    """Give the system back what the C library keeps of freed memory, where it is one that can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def processor() -> str:
+    """The processor's name."""
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _read(path: Path) -> str:

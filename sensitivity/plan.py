@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .errors import Refused
 from .job import Job
 from .series import Survey, Windows
+from .setting import Choice, Setting
 
 if TYPE_CHECKING:
     from .model import CallFacts, ModelFacts
@@ -22,33 +23,6 @@ CHUNK_BYTES = 32 * MiB  # Dask reads chunks of tens of MB well
 SHARD_BYTES = 2 * MiB  # below this, committing a shard costs more than it saves
 SHARDS_WANTED = 32  # enough that workers finish together and a lost shard costs little
 RUNTIME_BYTES = 950 * MiB  # a process that has imported TensorFlow (700) and compiled a kernel by XLA (250)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A kernel and its knobs, as tuned for one worker.
-
-    `lost` says what was wished for and could not be had, and why: it goes into every commit record.
-    """
-
-    kernel: str
-    windows_per_call: int
-    experimental_use_pfor: bool = True
-    parallel_iterations: int | None = None
-    xla: bool = False
-    lost: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "lost": list(self.lost)}
-
-    def __str__(self) -> str:
-        knobs = "XLA" if self.xla else "no XLA"
-        if self.kernel == "batch_jacobian":
-            at_once = self.parallel_iterations or "all"
-            knobs = (
-                f"pfor over {at_once} outputs" if self.experimental_use_pfor else "loop over outputs"
-            ) + f", {knobs}"
-        return f"{self.kernel}, {self.windows_per_call:,} windows a call, {knobs}"
 
 
 @dataclass(frozen=True)
@@ -101,11 +75,21 @@ class Plan:
     layout: Layout
     skipped: int
     workers: Workers
-    setting: Setting
+    choice: Choice
     window_bytes: int
     worker_bytes: int
     facts: ModelFacts
     features: tuple[str, ...]
+
+    @property
+    def setting(self) -> Setting:
+        return self.choice.setting
+
+    @property
+    def seconds(self) -> float | None:
+        """Projected time of the kernel's work on all workers, where it was timed."""
+        rate = self.choice.windows_per_second
+        return None if rate is None else (self.layout.windows - self.skipped) / (rate * self.workers.count)
 
     @property
     def stored_bytes(self) -> int:
@@ -120,7 +104,7 @@ class Plan:
 
 
 def plan_run(
-    job: Job, survey: Survey, facts: ModelFacts, setting: Setting, workers: Workers, free_bytes: int | None = None
+    job: Job, survey: Survey, facts: ModelFacts, choice: Choice, workers: Workers, free_bytes: int | None = None
 ) -> Plan:
     """Compose the plan. `free_bytes`: space where the store will stand, None where unknown.
 
@@ -133,9 +117,9 @@ def plan_run(
         layout=layout,
         skipped=windows.skipped_count(survey.missing),
         workers=workers,
-        setting=setting,
+        choice=choice,
         window_bytes=size,
-        worker_bytes=worker_memory(facts, setting, layout),
+        worker_bytes=worker_memory(facts, choice, layout),
         facts=facts,
         features=survey.features,
     )
@@ -238,26 +222,32 @@ def place(job: Job, cpus: int, gpus: int, memory: int) -> Workers:
 
 
 def call_memory(facts: CallFacts, setting: Setting) -> int:
-    """Projected bytes of one kernel call of `windows_per_call` windows, results included.
+    """Projected bytes of one kernel call of `windows_per_call` windows, results included: a first guess, from shapes.
 
     The tape keeps every activation of the forward pass, and its gradient as much again for each output that is
-    differentiated at once. pfor vectorises a recurrent loop's gradient lists too, and each step writes the whole
-    list anew: steps × steps × units a recurrent layer and output (measured: 89 to 133 MB a window for 100 steps,
-    32 units, 100 outputs, where the rule gives 128 MB).
+    differentiated at once. A recurrent step keeps about eight numbers a unit, twice that where the outputs are looped
+    over, and the loop keeps its results in a list before it stacks and turns them. Measured in bytes a window, where
+    the rule gives in brackets: LSTM(64), 200 steps, 200 outputs, pfor 44 (94) MB, loop 4.6 (4.7) MB; LSTM(32), 100
+    steps, 100 outputs, pfor 8.2 (11.7) MB, loop 0.59 (0.68) MB. A worker's tuner measures and corrects it.
     """
-    at_once = outputs_at_once(facts, setting)
-    vectorised = setting.kernel == "batch_jacobian" and setting.experimental_use_pfor
-    lists = sum(length * length * units for length, units in facts.recurrent) if vectorised else 0
-    forward = 2 * facts.activations + facts.source_size
-    backward = at_once * (2 * facts.activations + 2 * facts.source_size + lists)
-    result = 2 * facts.target_size * (facts.source_size + 1)
-    return setting.windows_per_call * (forward + backward + result) * facts.itemsize
+    gradient = setting.kernel == "gradient"
+    looped = not gradient and not setting.experimental_use_pfor
+    recurrent = sum((16 if looped else 8) * length * units for length, units in facts.recurrent)
+    activations = facts.activations + recurrent + facts.source_size
+    backward = at_once(facts, setting) * (activations + facts.activations + facts.source_size)
+    rows = setting.outputs_per_call or facts.target_size
+    result = (2 if gradient else 6 if looped else 3) * rows * (facts.source_size + 1)
+    return setting.windows_per_call * (activations + facts.activations + backward + result) * facts.itemsize
 
 
-def outputs_at_once(facts: CallFacts, setting: Setting) -> int:
-    if setting.kernel == "gradient" or not setting.experimental_use_pfor:
+def at_once(facts: CallFacts, setting: Setting) -> int:
+    """Rows of the Jacobian, or columns in forward mode, that are computed side by side."""
+    if setting.kernel == "gradient":
         return 1
-    return min(facts.target_size, setting.parallel_iterations or facts.target_size)
+    if not setting.experimental_use_pfor:
+        return setting.parallel_iterations or 1
+    every = facts.source_size if setting.kernel == "forward" else setting.outputs_per_call or facts.target_size
+    return min(every, setting.parallel_iterations or every)
 
 
 def fixed_memory(facts: CallFacts) -> int:
@@ -265,11 +255,20 @@ def fixed_memory(facts: CallFacts) -> int:
     return RUNTIME_BYTES + 3 * facts.parameters * facts.itemsize
 
 
-def worker_memory(facts: ModelFacts, setting: Setting, layout: Layout) -> int:
-    """Projected peak bytes of a worker: fixed, one call, one chunk of results with its copy, a shard's predictions."""
+def worker_memory(facts: ModelFacts, choice: Choice, layout: Layout) -> int:
+    """Projected peak bytes of a worker: fixed, one call, and the results of a shard."""
+    return fixed_memory(facts) + choice.host_bytes + result_memory(facts, layout)
+
+
+def room_for_a_call(memory: int, facts: ModelFacts, layout: Layout) -> int:
+    """Bytes for one kernel call in a worker of `memory` bytes, beside its fixed needs and its results."""
+    return max(0, memory - fixed_memory(facts) - result_memory(facts, layout))
+
+
+def result_memory(facts: ModelFacts, layout: Layout) -> int:
+    """Bytes of one chunk of results with its copy, and of a shard's predictions."""
     chunk = layout.chunk_windows * (2 * bytes_per_window(facts) + 4 * facts.source_size * facts.itemsize)
-    predictions = 2 * layout.shard_windows * facts.target_size * facts.itemsize
-    return fixed_memory(facts) + call_memory(facts, setting) + chunk + predictions
+    return chunk + 2 * layout.shard_windows * facts.target_size * facts.itemsize
 
 
 def require_memory(needed: int, setting: Setting, workers: Workers) -> None:

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .choices import purpose, remember, remembered
 from .durable import read_json, sync_files, write_json
 from .errors import Refused
-from .job import Job, SeriesSection
-from .plan import Layout, Plan, Setting
+from .job import Job, SensitivitySection, SeriesSection
+from .plan import Layout, Plan
 from .series import Survey, Windows, ingest, ingested, is_sliceable
+from .setting import Choice
 
 if TYPE_CHECKING:
     import keras
@@ -32,7 +34,7 @@ RESULTS, COMMITS, FAILURES, JOB, TUNING = "results.zarr", "commits", "failures",
 MODEL, WEIGHTS, SERIES = "model.keras", "model.weights.h5", "series.zarr"
 _CREATING = ".creating"
 _KEYS = {
-    *("job", "identity", "fingerprints", "versions", "survey", "model", "layout", "skipped", "ingested", "setting"),
+    *("job", "identity", "fingerprints", "versions", "survey", "model", "layout", "skipped", "ingested", "choice"),
     *("model_file", "audit"),
 }
 _LIBRARIES = ("sensitivity-jobs", "tensorflow", "keras", "numpy", "zarr", "xarray", "ray")
@@ -98,10 +100,19 @@ class Run:
         return self.content["skipped"]
 
     @property
-    def setting(self) -> Setting:
-        """The setting that the run began with; each commit record says which one was used."""
-        content = self.content["setting"]
-        return Setting(**{**content, "lost": tuple(content["lost"])})
+    def choice(self) -> Choice:
+        """The setting that the run was planned with, and why; each commit record says which one was used."""
+        return Choice.from_json(self.content["choice"])
+
+    def remembered(self, wanted: SensitivitySection, kind: str) -> Choice | None:
+        """The choice that an earlier worker of that kind made for the same knobs."""
+        return remembered(self.path / TUNING, self._purpose(wanted, kind))
+
+    def remember(self, wanted: SensitivitySection, choice: Choice) -> None:
+        remember(self.path / TUNING, self._purpose(wanted, choice.kind), choice)
+
+    def _purpose(self, wanted: SensitivitySection, kind: str) -> dict[str, Any]:
+        return purpose(self.content["fingerprints"]["model"], self.facts, wanted, kind)
 
     @property
     def results(self) -> Path:
@@ -245,9 +256,9 @@ def _fill(
         ingest(job.series, survey, path / SERIES)
     windows = Windows(survey.steps, plan.facts.length, job.windows.stride)
     write_template(path / RESULTS, survey, windows, plan.facts, plan.layout)
-    write_json(
-        path / TUNING, {"cpu" if not plan.workers.gpus else "gpu": {"setting": plan.setting.to_json(), "by": "rule"}}
-    )
+    write_json(path / TUNING, {"settings": []})
+    if plan.choice.by == "timed":
+        remember(path / TUNING, purpose(fingerprints, plan.facts, job.sensitivity, plan.choice.kind), plan.choice)
     wanted = identity(job, survey, plan.facts, fingerprints)
     layout = asdict(plan.layout)
     content = {
@@ -265,7 +276,7 @@ def _fill(
         "skipped": plan.skipped,
         "ingested": copied,
         "model_file": model_file,
-        "setting": plan.setting.to_json(),
+        "choice": plan.choice.to_json(),
         "audit": audit.to_json(),
     }
     sync_files(sorted(file for file in path.rglob("*") if file.is_file()))

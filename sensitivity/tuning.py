@@ -1,199 +1,301 @@
-"""Which kernel and setting fit this worker, and what happens when they do not after all.
+"""Which setting runs fastest on this worker, within its memory: by trials on real windows, few and cheap.
 
-`choose` is a rule from measured speeds: it takes what the job file gives and fills in the rest. A tuner that
-times candidates on the worker takes its place here. `Tuned` runs the chosen kernel over any number of windows.
+Every family of settings (kernel, pfor or loop, XLA or not) is tried once, at a batch that caches may hold. The best of
+them are then tried with more and with fewer windows a call, since what limits them differs: a loop without XLA lives
+on large batches, pfor on small ones. Each trial measures the bytes of a call, which corrects what is projected for the
+next; nothing projected over the budget is run. A trial whose numbers are not the model's is passed over.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import time
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-import tensorflow as tf
 
+from . import machine, meter
+from .candidates import MANY_OPERATIONS, choose, even, families, first_size
+from .engine import Tuned
 from .errors import Refused
 from .job import SensitivitySection
-from .kernels import KERNELS, compile_kernel, why_not
-from .model import CallFacts, Target
-from .plan import Setting, call_memory, human_bytes
+from .model import Target
+from .plan import MiB, call_memory, human_bytes
+from .products import relative_error, vjp
+from .setting import Choice, Setting, Trial
 
-MOST_WINDOWS = 1024  # a one-threaded worker gains nothing beyond
-MOST_OPERATIONS = 600  # in a graph for XLA: an LSTM unrolled over 100 steps has 1,800 and compiles for two minutes
-MOST_ROWS = 8192  # windows × outputs a call: keeps a call near a second for recurrent sequences
-_NO_XLA = (
-    tf.errors.InvalidArgumentError,
-    tf.errors.UnimplementedError,
-    tf.errors.NotFoundError,
-    tf.errors.InternalError,
-)
+BUILD_BYTES = 160 * MiB  # tracing a kernel and compiling it by XLA, the first of a process included
+PFOR_BYTES = 100 * MiB  # tracing pfor over a recurrent layer: it writes every operation of the loop anew
+LEAST_SECONDS, MOST_SECONDS, SHARE = 3.0, 25.0, 0.2
+TRIAL_SECONDS, COMPILING_SECONDS = 0.15, 15.0  # the second: expected of XLA for a graph of many operations
+CHECKED, TOLERANCE = 4, 1e-4  # windows whose vector-Jacobian product is checked, and to what
+MARGIN, LEAST_BYTES = 1.3, 2 * MiB  # of what is projected beyond what was measured; below this, measuring is noise
+CONTENDER, BETTER, EQUAL = 0.4, 1.03, 0.97
 
 
-def choose(
-    wanted: SensitivitySection, facts: CallFacts, memory: int, windows: int, *, key: str = "run.memory_per_worker"
-) -> Setting:
-    """The setting for a worker with `memory` bytes for one call, and at most `windows` windows to do at once.
-
-    One output a window: `gradient`. Recurrent models: a loop over outputs, since pfor needs many times the memory
-    there. Others: pfor. XLA where it is safe. What the job file gives is kept; `Refused` where it cannot be, in the
-    name of `key` where the memory is too small.
+@dataclass(frozen=True)
+class Room:
+    """Where a kernel is to run. call: bytes for one call. resident: the process's most resident bytes, None where
+    nothing limits them. kind: of device, as settings are kept for.
     """
-    setting = Setting(_kernel(wanted, facts), 1)
-    if setting.kernel == "batch_jacobian":
-        pfor = wanted.experimental_use_pfor
-        at_once = wanted.parallel_iterations
-        setting = replace(
-            setting,
-            experimental_use_pfor=not facts.recurrent if pfor == "auto" else pfor,
-            parallel_iterations=None if at_once == "auto" else at_once,
-        )
-    setting = _with_xla(setting, facts)
-    if wanted.windows_per_call != "auto":
-        return replace(setting, windows_per_call=min(wanted.windows_per_call, windows))
-    return replace(setting, windows_per_call=_windows_per_call(setting, facts, memory, windows, key))
+
+    call: int
+    resident: int | None = None
+    gpu: bool = False
+    kind: str = ""
 
 
-def _with_xla(setting: Setting, facts: CallFacts) -> Setting:
-    """XLA wherever it gives the tape's numbers, with the reason where it does not.
+def is_given(wanted: SensitivitySection) -> bool:
+    """Whether the user leaves nothing to time."""
+    pfor = wanted.experimental_use_pfor != "auto" or wanted.kernel == "gradient"
+    return wanted.kernel != "auto" and wanted.windows_per_call != "auto" and pfor
 
-    XLA rounds differently. At a jump of the derivative, such as a ReLU's, that lands one window in ten thousand on
-    the other side of the jump: by rights either is the derivative there, but it is not what the tape gives.
+
+def by_rule(wanted: SensitivitySection, target: Target, room: Room, windows: int, key: str) -> Choice:
+    setting = choose(wanted, target.facts, room.call, windows, key=key, gpu=room.gpu)
+    by = "given" if is_given(wanted) else "rule"
+    return Choice(setting, by, call_memory(target.facts, setting), kind=room.kind, asked=wanted.knobs)
+
+
+def tune(
+    wanted: SensitivitySection,
+    target: Target,
+    windows: np.ndarray,
+    room: Room,
+    most: int,
+    total: int,
+    *,
+    key: str = "run.memory_per_worker",
+) -> tuple[Choice, Tuned]:
+    """The fastest setting found, and its kernel, compiled.
+
+    windows: a few real ones `(n, *input_shape)`, n ≥ 1. most: windows that are ever there at once. total: windows that
+    this worker has to do: trials take no more than a fifth of the time that needs, but 3 seconds always, and 25 at
+    most, which is under 5 % of ten minutes.
+    Raises `Refused`, in the name of `key` where no single window fits.
     """
-    if facts.operations > MOST_OPERATIONS:
-        return replace(setting, lost=(f"XLA: {facts.operations:,} operations would take minutes to compile",))
-    if not facts.smooth:
-        return replace(setting, lost=("XLA: the model's derivative has jumps, where another rounding shows",))
-    if setting.kernel == "batch_jacobian" and setting.experimental_use_pfor and facts.recurrent:
-        return replace(setting, lost=("XLA: it has no kernel for the lists that pfor makes of a recurrent loop",))
-    return replace(setting, xla=True)
+    rule = by_rule(wanted, target, room, most, key)
+    search = _Search(wanted, target, windows, room, most, total)
+    if rule.by != "given":
+        search.run()
+    best = search.best()
+    if best is None:
+        _require_fits(rule, room, key)
+        engine = Tuned(target, rule.setting, limit=room.resident)
+        search.require_right(engine)
+        return replace(rule, trials=tuple(search.trials)), engine
+    call_bytes = search.projected(best.setting)
+    engine = search.engine(best.setting)
+    engine.call_bytes = call_bytes
+    engine.limit_to(room.resident)
+    choice = replace(rule, setting=best.setting, by="timed", call_bytes=call_bytes, trials=tuple(search.trials))
+    return choice, engine
 
 
-def _kernel(wanted: SensitivitySection, facts: CallFacts) -> str:
-    if wanted.kernel == "auto":
-        tape_asked = wanted.experimental_use_pfor != "auto" or wanted.parallel_iterations != "auto"
-        return "gradient" if not tape_asked and why_not("gradient", facts) is None else "batch_jacobian"
-    reason = why_not(wanted.kernel, facts)
-    if reason is not None:
-        able = [name for name in KERNELS if why_not(name, facts) is None]
-        raise Refused(
-            "sensitivity.kernel",
-            given=f'"{wanted.kernel}": {reason}',
-            allowed=", ".join(f'"{name}"' for name in ("auto", *able)),
-            remedy='set it to "auto"',
-        )
-    return wanted.kernel
-
-
-def _windows_per_call(setting: Setting, facts: CallFacts, memory: int, windows: int, key: str) -> int:
-    size = max(1, min(MOST_WINDOWS, MOST_ROWS // facts.target_size))
-    size = 1 << (size.bit_length() - 1)
-    while size > 1 and call_memory(facts, replace(setting, windows_per_call=size)) > memory:
-        size //= 2
-    needed = call_memory(facts, replace(setting, windows_per_call=1))
-    if needed > memory:
+def _require_fits(choice: Choice, room: Room, key: str) -> None:
+    if choice.call_bytes > room.call:
         raise Refused(
             key,
-            given=f"{human_bytes(memory)} for one call",
-            allowed=f"{human_bytes(needed)} or more, projected for a single window by {setting}",
-            remedy="give more memory; in a job, run fewer workers, lower sensitivity.parallel_iterations, "
-            "or set sensitivity.experimental_use_pfor = false",
-        )
-    return -(-windows // -(-windows // size))  # calls of one size, none of them filled up
-
-
-class Tuned:
-    """A compiled kernel that takes any number of windows and outlives running out of memory.
-
-    Windows go through in calls of one static shape, the last one filled up by repeating its last window, so
-    nothing is traced twice. Out of memory halves `windows_per_call` for good; a kernel that XLA cannot compile
-    is compiled without it. `setting` is always the one in force.
-    """
-
-    def __init__(self, target: Target, setting: Setting) -> None:
-        self.target = target
-        self._adopt(setting)
-
-    def _adopt(self, setting: Setting) -> None:
-        self.setting = setting
-        self._proved = False
-        self._function = compile_kernel(self.target, setting)
-
-    @property
-    def traces(self) -> int:
-        """How often the kernel in force was traced: 1 once used."""
-        return self._function.experimental_get_tracing_count()
-
-    def __call__(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`(n, *input_shape)` → prediction `(n, *target_shape)`, Jacobian `(n, *target_shape, *input_shape)`."""
-        facts = self.target.facts
-        prediction = np.empty((len(windows), *facts.target_shape), facts.dtype)
-        jacobian = np.empty((len(windows), *facts.target_shape, *facts.input_shape), facts.dtype)
-        for done, part in self.calls(windows.__getitem__, len(windows)):
-            prediction[done], jacobian[done] = part
-        return prediction, jacobian
-
-    def calls(
-        self, windows: Callable[[slice], np.ndarray], count: int
-    ) -> Iterator[tuple[slice, tuple[np.ndarray, np.ndarray]]]:
-        """The same for `count` windows that are fetched call by call: which are done, their prediction and Jacobian."""
-        start = 0
-        while start < count:
-            part = slice(start, min(start + self.setting.windows_per_call, count))
-            result = self._call(windows(part))
-            if result is not None:
-                yield part, result
-                start = part.stop
-
-    def _call(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """One call, or None where the setting had to change first."""
-        try:
-            prediction, jacobian = self._function(tf.constant(self._filled(windows)))
-            self._proved = True
-            return prediction.numpy()[: len(windows)], jacobian.numpy()[: len(windows)]
-        except (tf.errors.ResourceExhaustedError, MemoryError):
-            self._halve()
-        except _NO_XLA as error:
-            if self._proved or not self.setting.xla:
-                raise  # not the compiler's objection, but the model's to these windows
-            self._drop_xla(error)
-        return None
-
-    def _filled(self, windows: np.ndarray) -> np.ndarray:
-        short = self.setting.windows_per_call - len(windows)
-        shaped = windows.reshape(len(windows), *self.target.facts.input_shape)
-        return (
-            np.concatenate([shaped, np.repeat(shaped[-1:], short, axis=0)]) if short else np.ascontiguousarray(shaped)
+            given=f"{human_bytes(room.call)} for one call",
+            allowed=f"{human_bytes(choice.call_bytes)} or more, projected for {choice.setting}",
+            remedy="give more memory, lower windows_per_call or parallel_iterations, or leave them out",
         )
 
-    def _halve(self) -> None:
-        size = self.setting.windows_per_call
-        if size == 1:
-            needed = human_bytes(call_memory(self.target.facts, self.setting))
-            raise MemoryError(
-                f"one window does not fit: {self.setting} is projected to need {needed}; "
-                "give the worker more memory, or set sensitivity.experimental_use_pfor = false"
+
+@dataclass
+class _Search:
+    wanted: SensitivitySection
+    target: Target
+    windows: np.ndarray
+    room: Room
+    most: int
+    total: int
+    trials: list[Trial] = field(default_factory=list)
+    _engines: dict[Setting, Tuned] = field(default_factory=dict)
+    _measured: dict[Setting, Trial] = field(default_factory=dict)  # the last one of each family
+    _spent: dict[Setting, float] = field(default_factory=dict)  # seconds of a family's last trial
+    _expected: tuple[np.ndarray, np.ndarray] | None = None
+
+    def run(self) -> None:
+        self._began = time.perf_counter()
+        for family in families(self.wanted, self.target.facts, gpu=self.room.gpu):
+            self._begin(family)
+        best = self.best()
+        if best is None or self.wanted.windows_per_call != "auto":
+            return
+        fast = [trial for trial in self._timed() if _rate(trial) >= CONTENDER * _rate(best)]
+        for trial in sorted(fast, key=_rate, reverse=True):
+            self._climb(trial)
+        for factor in (2, 0.5):
+            self._step(self.best() or best, factor)
+
+    def best(self) -> Trial | None:
+        """The fastest; of those as good as equal, the one that takes least memory."""
+        timed = self._timed()
+        if not timed:
+            return None
+        top = max(map(_rate, timed))
+        return min((t for t in timed if _rate(t) >= EQUAL * top), key=lambda t: self.projected(t.setting))
+
+    def engine(self, setting: Setting) -> Tuned:
+        return self._engines[setting]
+
+    def projected(self, setting: Setting) -> int:
+        """Bytes of a call: as its family was last measured, in the rule's proportion; else by the rule."""
+        rule = call_memory(self.target.facts, setting)
+        last = self._measured.get(_family(setting))
+        if last is None or last.measured is None:
+            return rule
+        scale = max(1.0, rule / call_memory(self.target.facts, last.setting))
+        if setting.windows_per_call < last.setting.windows_per_call:
+            scale = 1.0
+        return int(MARGIN * max(last.measured, LEAST_BYTES) * scale)
+
+    def require_right(self, engine: Tuned) -> None:
+        """Refuse a kernel that was not timed, and whose numbers are not the model's.
+
+        A gradient that TensorFlow cannot differentiate once more, such as Python's, is zero in forward mode.
+        """
+        _, jacobian = engine(self.windows[:CHECKED])
+        off = self._error(self.windows[:CHECKED], jacobian)
+        if not off <= TOLERANCE:
+            raise Refused(
+                "sensitivity.kernel",
+                given=f"{engine.setting}, whose numbers are off by {off:.1e}",
+                allowed=f"{TOLERANCE:.0e} of the largest entry, against a vector-Jacobian product",
+                remedy='set it to "auto", or to "batch_jacobian" with experimental_use_pfor = false',
             )
-        lost = f"{size} windows a call: out of memory"
-        self._adopt(replace(self.setting, windows_per_call=size // 2, lost=(*self.setting.lost, lost)))
 
-    def _drop_xla(self, error: Exception) -> None:
-        reason = str(error).strip().partition("\n")[0][:200]
-        self._adopt(replace(self.setting, xla=False, lost=(*self.setting.lost, f"XLA: {reason}")))
+    def _timed(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.windows_per_second]
+
+    # ---- which trials --------------------------------------------------------------------------------
+
+    def _begin(self, family: Setting) -> None:
+        if self.wanted.windows_per_call == "auto":
+            sized = first_size(family, self.target.facts, self.room.call, self.most)
+        else:
+            sized = replace(family, windows_per_call=min(self.wanted.windows_per_call, self.most))
+        if sized is None:
+            needed = call_memory(self.target.facts, family)
+            note = f"a window is projected to take {human_bytes(needed)} of {human_bytes(self.room.call)}"
+            self.trials.append(Trial(family, needed, note=note))
+            return
+        self._try(sized)
+
+    def _climb(self, trial: Trial) -> None:
+        """More windows a call while that helps; else fewer."""
+        for factor in (4, 0.25):
+            here = trial
+            while (there := self._step(here, factor)) is not None and _rate(there) >= BETTER * _rate(here):
+                here = there
+            if here is not trial:
+                return
+
+    def _step(self, trial: Trial, factor: float) -> Trial | None:
+        size = even(max(1, int(trial.setting.windows_per_call * factor)), self.most)
+        setting = replace(trial.setting, windows_per_call=size)
+        if any(t.setting == setting for t in self.trials):
+            return None
+        return self._try(setting, worth_telling=False)
+
+    def _seconds(self) -> float:
+        best = self.best()
+        work = self.total / _rate(best) if best else 0.0
+        return min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * work))
+
+    def _why_not(self, setting: Setting, projected: int) -> str:
+        if projected > self.room.call:
+            return f"projected to take {human_bytes(projected)} of {human_bytes(self.room.call)}"
+        best = self.best()
+        if best is None:
+            return ""
+        left = self._seconds() - (time.perf_counter() - self._began)
+        slow = setting.xla and self.target.facts.operations > MANY_OPERATIONS
+        if left < self._spent.get(_family(setting), COMPILING_SECONDS if slow else 0.0):
+            return "no time left to try it"
+        taken = machine.resident_memory() - meter.reusable()
+        if self.room.resident is not None and taken + projected + self._building(setting) > self.room.resident:
+            return "no memory left to try it"
+        return ""
+
+    def _building(self, setting: Setting) -> int:
+        pfor = setting.kernel != "gradient" and setting.experimental_use_pfor
+        return BUILD_BYTES + (PFOR_BYTES * len(self.target.facts.recurrent) if pfor else 0)
+
+    # ---- one trial -----------------------------------------------------------------------------------
+
+    def _try(self, setting: Setting, *, worth_telling: bool = True) -> Trial | None:
+        projected = self.projected(setting)
+        note = self._why_not(setting, projected)
+        if note:
+            if worth_telling:
+                self.trials.append(Trial(setting, projected, note=note))
+            return None
+        began = time.perf_counter()
+        trial = self._run(setting, projected)
+        self._spent[_family(setting)] = time.perf_counter() - began
+        self.trials.append(trial)
+        return trial if trial.windows_per_second else None
+
+    def _run(self, setting: Setting, projected: int) -> Trial:
+        engine = Tuned(self.target, setting)
+        repeats = -(-setting.windows_per_call // len(self.windows))
+        windows = np.concatenate([self.windows] * repeats)[: setting.windows_per_call]
+        try:
+            _, jacobian = engine(windows)
+            with meter.measured(gpu=self.room.gpu) as reading:
+                rate = _rate_of_a_call(engine, windows)
+            if len(windows) / rate < TRIAL_SECONDS:
+                rate = _time(engine, windows)
+        except Exception as error:  # whatever a kernel raises on this model is a reason not to take it
+            return Trial(setting, projected, note=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        trial = Trial(engine.setting, projected, rate, reading.peak)
+        off = self._error(windows, jacobian)
+        if not off <= TOLERANCE:
+            return replace(trial, windows_per_second=None, note=f"its numbers are off by {off:.1e}")
+        self._measured[_family(engine.setting)] = trial
+        self._keep(engine, trial)
+        return trial
+
+    def _keep(self, engine: Tuned, trial: Trial) -> None:
+        """Hold on to the kernels that may yet be the best: the others' memory is free again."""
+        floor = EQUAL * max([_rate(trial), *map(_rate, self._timed())])
+        rates = {t.setting: _rate(t) for t in self._timed()} | {trial.setting: _rate(trial)}
+        self._engines[trial.setting] = engine
+        self._engines = {setting: e for setting, e in self._engines.items() if rates[setting] >= floor}
+
+    def _error(self, windows: np.ndarray, jacobian: np.ndarray) -> float:
+        """Of a random vector's product with the Jacobian of a few windows, against plain reverse mode."""
+        if self._expected is None:
+            few = np.concatenate([self.windows] * CHECKED)[:CHECKED].reshape(-1, *self.target.facts.input_shape)
+            shape = (CHECKED, *self.target.facts.target_shape)
+            vectors = np.random.default_rng(0).standard_normal(shape).astype(windows.dtype)
+            self._expected = vectors, vjp(self.target, few, vectors)
+        vectors, expected = self._expected
+        count = min(CHECKED, len(windows))
+        rows = jacobian[:count].reshape(count, self.target.facts.target_size, -1)
+        found = np.einsum("nr,nrs->ns", vectors[:count].reshape(count, -1), rows)
+        return relative_error(found, expected[:count].reshape(count, -1))
 
 
-def use_threads(cpus: int, *, gpu: bool) -> None:
-    """Hold this process to `cpus` threads, full precision, and to no GPU or one it takes memory of as it goes.
+def _family(setting: Setting) -> Setting:
+    return replace(setting, windows_per_call=1, outputs_per_call=None, lost=())
 
-    Numbers depend on how work is split over threads, so this also makes runs repeatable. Only the first call in a
-    process can set threads; one that comes after TensorFlow has started leaves them as they are.
-    """
-    tf.config.experimental.enable_tensor_float_32_execution(False)  # its GEMMs keep three digits
-    with contextlib.suppress(RuntimeError):
-        tf.config.threading.set_intra_op_parallelism_threads(cpus)
-        tf.config.threading.set_inter_op_parallelism_threads(1)
-    with contextlib.suppress(RuntimeError):
-        devices = tf.config.list_physical_devices("GPU") if gpu else []
-        tf.config.set_visible_devices(devices, "GPU")
-        for device in devices:
-            tf.config.experimental.set_memory_growth(device, True)
+
+def _rate(trial: Trial) -> float:
+    return trial.windows_per_second or 0.0
+
+
+def _time(engine: Tuned, windows: np.ndarray) -> float:
+    """Windows a second: of the fastest of two calls or more."""
+    began = time.perf_counter()
+    rates: list[float] = []
+    while len(rates) < 2 or time.perf_counter() - began < TRIAL_SECONDS:
+        rates.append(_rate_of_a_call(engine, windows))
+    return max(rates)
+
+
+def _rate_of_a_call(engine: Tuned, windows: np.ndarray) -> float:
+    start = time.perf_counter()
+    engine(windows)
+    return len(windows) / (time.perf_counter() - start)

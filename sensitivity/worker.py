@@ -2,36 +2,76 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from .commits import Commit, Results, commit, read_commit
-from .machine import peak_memory
+from .device import call_budget, has_gpu, kind
+from .engine import Tuned
+from .machine import available_memory, peak_memory
 from .model import Target
-from .plan import Setting, Shard
-from .series import open_series
+from .plan import Shard, Workers, room_for_a_call, worker_memory
+from .series import first_windows, open_series
+from .setting import Choice, Setting
 from .store import Run, load_run_model
-from .tuning import Tuned
+from .tuning import Room, by_rule, tune
+
+FEW = 64  # windows to time kernels on
 
 
 class Worker:
-    """Computes shards of one run. `setting` None: the one the run began with."""
+    """Computes shards of one run.
 
-    def __init__(self, path: Path | str, setting: Setting | None = None) -> None:
+    choice: None, or one by rule: this worker takes what an earlier one of its kind found fastest, or finds it and keeps
+    it for others. workers: of which this is one, with the memory that it may take; None: whatever is there. halvings:
+    how often to halve the windows a call, for workers before this one died.
+    """
+
+    def __init__(
+        self, path: Path | str, choice: Choice | None = None, workers: Workers | None = None, halvings: int = 0
+    ) -> None:
         self.run = Run.open(path)
         self._results = Results(self.run)
         self._series = open_series(self.run.series, self.run.facts.dtype)
-        target = Target(load_run_model(self.run), self.run.facts, self.run.job.sensitivity.of)
-        self.kernel = Tuned(target, setting or self.run.setting)
+        self._target = Target(load_run_model(self.run), self.run.facts, self.run.job.sensitivity.of)
+        self._room = _room(self.run, workers)
+        wanted = self.run.job.sensitivity
+        self._wanted = wanted.model_copy(update=choice.asked) if choice else wanted
+        if choice is None or choice.by == "rule" or (choice.by == "timed" and choice.kind != self._room.kind):
+            choice = self.run.remembered(self._wanted, self._room.kind)
+        if halvings:
+            choice = _halved(choice or self._by_rule(), halvings)
+        if choice is not None and choice.call_bytes <= self._room.call:
+            self.choice = choice
+            self.kernel = Tuned(self._target, choice.setting, call_bytes=choice.call_bytes, limit=self._room.resident)
+        else:
+            self.choice, self.kernel = self._tuned(workers)
+
+    def _by_rule(self) -> Choice:
+        windows = self.run.layout.chunk_windows
+        return by_rule(self._wanted, self._target, self._room, windows, "run.memory_per_worker")
+
+    def _tuned(self, workers: Workers | None) -> tuple[Choice, Tuned]:
+        run = self.run
+        windows = first_windows(run.series, run.windows, run.job.run.dtype, FEW)
+        share = -(-run.layout.windows // (workers.count if workers else 1))
+        most = run.layout.chunk_windows
+        choice, kernel = tune(self._wanted, self._target, windows, self._room, most, share)
+        if choice.by == "timed":
+            run.remember(self._wanted, choice)
+        return choice, kernel
 
     def warm_up(self) -> None:
         """Trace and compile the kernel, so that the first shard is as fast as the others."""
         facts = self.run.facts
-        self.kernel(np.zeros((1, *facts.input_shape), facts.dtype))
+        with contextlib.suppress(MemoryError):  # a window that does not fit fails its shard, and says so there
+            self.kernel(np.zeros((1, *facts.input_shape), facts.dtype))
 
     def compute(self, shard: Shard, attempt: int = 1) -> Commit:
         """Compute, write and commit one shard; a shard that is already committed is left as it is."""
@@ -50,6 +90,7 @@ class Worker:
             not_finite += len(whole) * jacobian[0].size - int(np.isfinite(jacobian).sum())  # others stand NaN
             self._results.write_jacobian(start, stop, jacobian)
         self._results.write_prediction(shard, prediction)
+        self._learn()
         record = Commit(
             shard=shard.index,
             start=shard.start,
@@ -66,9 +107,18 @@ class Worker:
             finished=time.time(),
             peak_memory=peak_memory(),
             setting=self.kernel.setting.to_json(),
+            projected_memory=worker_memory(facts, self.choice, layout),
+            why=self.choice.why,
         )
         commit(self.run, record)
         return record
+
+    def _learn(self) -> None:
+        """A call that had to be made smaller is what later workers of this kind begin with."""
+        setting = self.kernel.setting
+        if _knobs(setting) != _knobs(self.choice.setting):
+            self.choice = replace(self.choice, setting=setting, call_bytes=self.kernel.call_bytes)
+            self.run.remember(self._wanted, self.choice)
 
     def _differentiate(self, start: int, stop: int, prediction: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
         """Fill `prediction` and `jacobian` for windows `[start, stop)`, which stand NaN; the indices of whole ones.
@@ -98,3 +148,24 @@ class Worker:
             derived = derived.reshape(-1, *jacobian.shape[1:])
             jacobian[whole[done]] = derived / self._series.std if scaled else derived
         return whole
+
+
+def _knobs(setting: Setting) -> Setting:
+    return replace(setting, lost=())
+
+
+def _halved(choice: Choice, halvings: int) -> Choice:
+    setting = choice.setting
+    size = max(1, setting.windows_per_call >> halvings)
+    lost = f"{setting.windows_per_call} windows a call: workers died"
+    smaller = replace(setting, windows_per_call=size, lost=(*setting.lost, lost))
+    return replace(choice, setting=smaller, call_bytes=-(-choice.call_bytes * size // setting.windows_per_call))
+
+
+def _room(run: Run, workers: Workers | None) -> Room:
+    """What one of the run's workers has for a call, on the device that this process holds."""
+    cpus, share = (workers.cpus, workers.gpus) if workers else (run.job.run.cpus_per_worker, 1.0)
+    memory = workers.memory if workers else available_memory()
+    call = call_budget(room_for_a_call(memory, run.facts, run.layout), share=share or 1.0)
+    on_gpu = has_gpu()
+    return Room(call, None if on_gpu or workers is None else workers.memory, on_gpu, kind(cpus))

@@ -1,28 +1,34 @@
 """How a batch of windows is differentiated: one module a kernel, one signature.
 
-A kernel module has `why_not(facts) -> str | None`, the reason it cannot serve a model, and
-`build(target, setting)`, a function from windows `(batch, *input_shape)` to
+A kernel module has `why_not(facts) -> str | None`, the reason it cannot serve a model, and `build(target, setting)`,
+a function from windows `(batch, *input_shape)` and the number of the first output to
 
-    prediction  (batch, *target_shape)               the target itself, from the same forward pass
-    jacobian    (batch, *target_shape, *input_shape)  ∂ target / ∂ window
+    prediction  (batch, *target_shape)           the target itself, from the same forward pass
+    block       (batch, outputs, *input_shape)   ∂ outputs / ∂ window, for `outputs_per_call` outputs from the first on
 
-for the setting's `windows_per_call` windows: one static shape, so that it is traced once.
+Shapes are static, `batch` is `windows_per_call`: nothing is traced twice, and recurrent loops run 1.4 to 2.7 times
+faster than with an open batch, since their lists then have shapes that TensorFlow knows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
+import re
+from collections.abc import Iterator
 from types import ModuleType
 
 import tensorflow as tf
 
+from ..loading import leaf_layers
 from ..model import CallFacts, Target
-from ..plan import Setting
-from . import batch_jacobian, gradient
+from ..setting import Setting
+from . import batch_jacobian, forward, gradient
 
-KERNELS: dict[str, ModuleType] = {"gradient": gradient, "batch_jacobian": batch_jacobian}
+KERNELS: dict[str, ModuleType] = {"gradient": gradient, "batch_jacobian": batch_jacobian, "forward": forward}
 
-__all__ = ["KERNELS", "compile_kernel", "why_not"]
+__all__ = ["KERNELS", "compile_kernel", "pfor_fallbacks", "why_not"]
 
 
 def why_not(name: str, facts: CallFacts) -> str | None:
@@ -33,7 +39,56 @@ def why_not(name: str, facts: CallFacts) -> str | None:
 def compile_kernel(target: Target, setting: Setting) -> tf.types.experimental.PolymorphicFunction:
     """The kernel as one `tf.function` of one static shape `(windows_per_call, *input_shape)`."""
     facts = target.facts
-    signature = tf.TensorSpec((setting.windows_per_call, *facts.input_shape), facts.dtype)
+    signature = [
+        tf.TensorSpec((setting.windows_per_call, *facts.input_shape), facts.dtype),
+        tf.TensorSpec((), "int32"),
+    ]
+    kernel = KERNELS[setting.kernel].build(target, setting)
+
+    def traced(windows: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with _cudnn(target, setting.use_cudnn):
+            return kernel(windows, first)
+
     # TensorFlow counts traces by code object and warns; a partial has none, and each kernel is traced once.
-    kernel = functools.partial(KERNELS[setting.kernel].build(target, setting))
-    return tf.function(kernel, input_signature=[signature], jit_compile=setting.xla or None, autograph=False)
+    return tf.function(
+        functools.partial(traced), input_signature=signature, jit_compile=setting.xla or None, autograph=False
+    )
+
+
+@contextlib.contextmanager
+def _cudnn(target: Target, wanted: bool) -> Iterator[None]:
+    """Within, recurrent layers take cuDNN where they can, or never: pfor would run its operations one by one."""
+    layers = [layer for layer in leaf_layers(target.model) if hasattr(layer, "use_cudnn")]
+    before = [layer.use_cudnn for layer in layers]
+    try:
+        for layer in layers:
+            layer.use_cudnn = "auto" if wanted else False
+        yield
+    finally:
+        for layer, value in zip(layers, before, strict=True):
+            layer.use_cudnn = value
+
+
+@contextlib.contextmanager
+def pfor_fallbacks() -> Iterator[set[str]]:
+    """Within, gathers the operations that pfor cannot vectorise and loops over: it tells debuggers only."""
+    logger, found = tf.get_logger(), set[str]()
+
+    class Gather(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told = _FALLBACK.search(record.getMessage())
+            if told:
+                found.add(told[1])
+
+    handler, level, kept = Gather(), logger.level, logger.handlers
+    propagate = logger.propagate
+    try:
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.DEBUG)
+        yield found
+    finally:
+        logger.handlers, logger.propagate = kept, propagate
+        logger.setLevel(level)
+
+
+_FALLBACK = re.compile(r"Using a while_loop for converting (\w+)")

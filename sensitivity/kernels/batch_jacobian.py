@@ -5,7 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from ..model import CallFacts, Target
-from ..plan import Setting
+from ..setting import Setting
+from .rows import rows, side_by_side
 
 
 def why_not(facts: CallFacts) -> str | None:
@@ -15,19 +16,19 @@ def why_not(facts: CallFacts) -> str | None:
 def build(target: Target, setting: Setting):
     facts = target.facts
 
-    def batch_jacobian(windows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def batch_jacobian(windows: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         # A tape that serves fewer than all outputs at a time is used several times, so it must persist.
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
             tape.watch(windows)
             prediction = target(windows)
-            rows = tf.reshape(prediction, (-1, facts.target_size))
+            outputs = rows(prediction, first, facts, setting)
         jacobian = tape.batch_jacobian(
-            rows,
+            outputs,
             windows,
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
-            parallel_iterations=setting.parallel_iterations,
+            parallel_iterations=side_by_side(setting),
             experimental_use_pfor=setting.experimental_use_pfor,
         )
-        return prediction, tf.reshape(jacobian, (-1, *facts.target_shape, *facts.input_shape))
+        return prediction, jacobian
 
     return batch_jacobian

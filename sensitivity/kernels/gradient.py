@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from ..model import CallFacts, Target
-from ..plan import Setting
+from ..setting import Setting
 
 
 def why_not(facts: CallFacts) -> str | None:
@@ -17,11 +17,11 @@ def why_not(facts: CallFacts) -> str | None:
 def build(target: Target, setting: Setting):
     facts = target.facts
 
-    def gradient(windows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def gradient(windows: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(windows)
             prediction = target(windows)
         jacobian = tape.gradient(prediction, windows, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return prediction, tf.reshape(jacobian, (-1, *facts.target_shape, *facts.input_shape))
+        return prediction, tf.reshape(jacobian, (-1, 1, *facts.input_shape))
 
     return gradient

@@ -59,7 +59,7 @@ def run(folder: Path, serial: bool) -> tuple[float, float]:
 
 def kernel_alone(folder: Path, seconds: float, begin: float) -> float:
     """Windows/s of the run's kernel in this process, called over and over from `begin` on for `seconds`."""
-    from sensitivity.tuning import use_threads
+    from sensitivity.device import use_threads
 
     use_threads(1, gpu=False)
     from sensitivity.worker import Worker

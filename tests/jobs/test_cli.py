@@ -117,6 +117,7 @@ def test_plan_says_what_will_be_done_and_writes_nothing(write_job, tmp_path):
     assert lines["workers"].startswith("1 of 1 core")
     assert "projected" in lines
     assert lines["kernel"].startswith("gradient, 10 windows a call")
+    assert "windows/s" in lines["chosen"]
     assert "audit" in lines
     assert not (tmp_path / "run").exists()
 

@@ -8,7 +8,7 @@ import xarray as xr
 
 from jobs import demo
 from jobs.cli import main
-from jobs.progress import progress
+from sensitivity.progress import progress
 from tests.jobs.test_cli import call
 
 

@@ -169,7 +169,7 @@ def started(job: Job) -> tuple[Run, Plan]:
 def test_a_worker_that_ray_cannot_start_is_not_waited_for(write_job, ray_session):
     run, plan = started(Job.load(write_job(run={"shard_windows": 10})))
     crowd = replace(plan.workers, count=5)  # on two cores
-    outcomes = list(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.setting, crowd))
+    outcomes = list(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.choice, crowd))
     assert len(outcomes) == run.layout.shard_count
 
 
@@ -179,7 +179,7 @@ def test_a_shard_that_failed_everywhere_does_not_wait_for_a_worker_that_never_co
     monkeypatch.setattr(ray_runner, "PATIENCE_SECONDS", 3.0)
     run, plan = started(poisoned(write_job, tmp_path, 'raise RuntimeError("too much rain")', "waiting"))
     crowd = replace(plan.workers, count=4)  # on two cores
-    outcomes = list(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.setting, crowd))
+    outcomes = list(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.choice, crowd))
     assert sorted(read_commits(run)) == [0, 1, 2]
     assert [outcome.attempts for outcome in outcomes if outcome.shard == 3] == [3]
 
@@ -188,14 +188,14 @@ def test_a_worker_that_no_node_can_hold_is_refused(write_job, ray_session):
     run, plan = started(Job.load(write_job()))
     giant = replace(plan.workers, cpus=64)
     with pytest.raises(Refused, match="64 cores"):
-        next(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.setting, giant))
+        next(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.choice, giant))
 
 
 def test_workers_that_cannot_be_set_up_end_the_run(write_job, ray_session):
     run, plan = started(Job.load(write_job()))
     (run.path / "model.keras").write_bytes(b"no model")
     with pytest.raises(Refused, match="model"):
-        next(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.setting, plan.workers))
+        next(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.choice, plan.workers))
 
 
 def test_a_dead_address_is_refused_at_once():

@@ -39,6 +39,63 @@ def test_a_second_call_compiles_nothing():
     assert dict(model._sensitivity_kernels) == kernels
 
 
+def test_the_report_says_how():
+    model = sequential(SHAPE, layers.Flatten(), layers.Dense(20, "tanh"))
+    windows = windows_of(40)
+    found, report = sensitivity.jacobian(model, windows, "1GB", report=True)
+    assert worst(found, tape_jacobian(model, windows)) < 1e-5
+    assert report.choice.by == "timed"
+    assert report.windows == 40
+    assert not report.reused
+    assert report.projected < 10**9
+    assert report.measured is None or report.measured <= report.projected
+    text = str(report)
+    assert "windows/s" in text
+    assert "projected" in text
+    _, again = sensitivity.jacobian(model, windows, "1GB", report=True)
+    assert again.reused
+    assert again.setting == report.setting
+    assert "by an earlier call" in str(again)
+
+
+def test_an_expert_sets_every_knob():
+    model = sequential(SHAPE, layers.Flatten(), layers.Dense(20, "tanh"))
+    windows = windows_of(40)
+    knobs = {"kernel": "batch_jacobian", "windows_per_call": 8, "experimental_use_pfor": True, "parallel_iterations": 5}
+    found, report = sensitivity.jacobian(model, windows, report=True, **knobs)
+    assert worst(found, tape_jacobian(model, windows)) < 1e-5
+    assert report.choice.by == "given"
+    setting = report.setting
+    assert {name: getattr(setting, name) for name in knobs} == knobs
+    forward = sensitivity.jacobian(model, windows, kernel="forward")
+    assert worst(forward, found) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("knobs", "key"),
+    [
+        ({"kernel": "fastest"}, "kernel"),
+        ({"windows_per_call": 0}, "windows_per_call"),
+        ({"kernel": "gradient"}, "sensitivity.kernel"),
+        ({"experimental_use_pfor": True, "parallel_iterations": 1}, "sensitivity.parallel_iterations"),
+    ],
+)
+def test_impossible_knobs_are_refused(knobs, key):
+    model = sequential(SHAPE, layers.Flatten(), layers.Dense(3))
+    with pytest.raises(Refused) as refusal:
+        sensitivity.jacobian(model, windows_of(2), **knobs)
+    assert refusal.value.key == key
+
+
+def test_long_work_shows_its_progress(monkeypatch, capsys):
+    from sensitivity import api
+
+    monkeypatch.setattr(api, "LONG_SECONDS", 0.0)
+    model = sequential(SHAPE, layers.Flatten(), layers.Dense(3))
+    sensitivity.jacobian(model, windows_of(64))
+    assert "64 of 64 windows" in capsys.readouterr().err
+
+
 def test_kernels_die_with_their_model():
     model = sequential(SHAPE, layers.Flatten(), layers.Dense(1))
     sensitivity.jacobian(model, windows_of(3))
@@ -71,10 +128,11 @@ def test_no_windows_give_no_jacobians():
     assert sensitivity.jacobian(model, windows_of(0)).shape == (0, 4, *SHAPE)
 
 
-def test_a_memory_that_holds_no_window_is_refused_by_its_name():
+@pytest.mark.parametrize(("memory", "what"), [(10, "takes by itself"), (400, "single window")])
+def test_a_memory_that_is_too_small_is_refused_by_its_name(memory, what):
     model = sequential(SHAPE, layers.Flatten(), layers.Dense(1))
-    with pytest.raises(Refused, match="single window") as refusal:
-        sensitivity.jacobian(model, windows_of(2), 10)
+    with pytest.raises(Refused, match=what) as refusal:
+        sensitivity.jacobian(model, windows_of(2), memory)
     assert refusal.value.key == "memory"
 
 

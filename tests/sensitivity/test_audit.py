@@ -7,10 +7,10 @@ import tensorflow as tf
 from keras import layers
 
 from sensitivity.audit import audit, require_independent
+from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
 from sensitivity.model import Target, describe_call
-from sensitivity.plan import Setting
-from sensitivity.tuning import Tuned
+from sensitivity.setting import Setting
 from tests.conftest import sequential
 
 SHAPE = (6, 2)
@@ -94,8 +94,14 @@ def test_a_model_without_single_jacobians_is_refused_by_the_layers_name(model, n
 def test_a_model_that_fails_on_its_series_is_refused(function, what):
     kernel, target = kernel_and_target(through(layers.Flatten()))
     broken = keras.Model(target.model.inputs, layers.Lambda(function, output_shape=(1,))(target.model.outputs[0]))
+    target = Target(broken, target.facts)
+
+    def prove():
+        require_independent(target, windows_of())
+        audit(target, kernel, windows_of())
+
     with pytest.raises(Refused, match=f"fails when {what}"):
-        audit(Target(broken, target.facts), lambda samples: kernel(samples), windows_of())
+        prove()
 
 
 def test_a_stateful_layer_is_refused_by_its_name():

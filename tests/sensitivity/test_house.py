@@ -12,8 +12,22 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Each file may import those before it; `kernels` stands for the package.
 CHAIN = [
-    *("errors", "machine", "durable", "job", "readers", "series", "loading", "model", "plan", "kernels", "tuning"),
-    *("audit", "template", "store", "commits", "worker", "api", "query", "plots"),
+    *(
+        "errors",
+        "machine",
+        "durable",
+        "progress",
+        "job",
+        "readers",
+        "series",
+        "loading",
+        "model",
+        "setting",
+        "plan",
+        "choices",
+    ),
+    *("device", "meter", "products", "kernels", "candidates", "engine", "tuning", "audit", "template", "store"),
+    *("commits", "worker", "api", "query", "plots"),
 ]
 
 

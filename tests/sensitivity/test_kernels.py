@@ -7,14 +7,17 @@ from dataclasses import replace
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
+from sensitivity import machine, meter
+from sensitivity.candidates import choose
+from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
 from sensitivity.job import SensitivitySection, WindowsSection
 from sensitivity.loading import cast
 from sensitivity.model import Target, describe, describe_call
-from sensitivity.plan import Setting
-from sensitivity.tuning import Tuned, choose
+from sensitivity.setting import Setting
 from tests.conftest import sequential, tape_jacobian, worst
 
 SHAPE = (8, 3)
@@ -25,6 +28,20 @@ def attention():
     hidden = layers.Dense(4)(source)
     hidden = layers.LayerNormalization()(hidden + layers.MultiHeadAttention(2, 3)(hidden, hidden))
     return keras.Model(source, layers.Dense(2)(layers.GlobalAveragePooling1D()(hidden)))
+
+
+def residual():
+    source = keras.Input(SHAPE)
+    hidden = layers.Dense(4)(source)
+    hidden = layers.LayerNormalization()(hidden + layers.LSTM(4, return_sequences=True)(hidden))
+    return keras.Model(source, layers.Dense(2)(layers.Dropout(0.4)(hidden)))
+
+
+def two_heads():
+    source = keras.Input(SHAPE)
+    hidden = layers.SimpleRNN(5)(source)
+    heads = [layers.Dense(2)(hidden), layers.Dense(2, "softplus")(hidden)]
+    return keras.Model(source, layers.Concatenate()(heads))
 
 
 MODELS = {
@@ -39,6 +56,11 @@ MODELS = {
         SHAPE, layers.Conv1D(4, 3, padding="causal", activation="elu"), layers.Flatten(), layers.Dense(2)
     ),
     "attention": attention,
+    "residual": residual,
+    "two heads": two_heads,
+    "time distributed": lambda: sequential(
+        SHAPE, layers.GRU(4, return_sequences=True, reset_after=False), layers.TimeDistributed(layers.Dense(2, "tanh"))
+    ),
     "masking": lambda: sequential(SHAPE, layers.Masking(), layers.LSTM(3), layers.Dropout(0.5), layers.Dense(1)),
     "one number, no axis": lambda: sequential(SHAPE, layers.Flatten(), layers.Dense(1), layers.Reshape(())),
 }
@@ -79,6 +101,11 @@ def test_the_chosen_kernel_equals_the_tape(name):
         Setting("batch_jacobian", 4, experimental_use_pfor=False),
         Setting("batch_jacobian", 4, experimental_use_pfor=False, parallel_iterations=2, xla=True),
         Setting("batch_jacobian", 100, experimental_use_pfor=False, xla=True),
+        Setting("batch_jacobian", 4, experimental_use_pfor=True, outputs_per_call=5),
+        Setting("batch_jacobian", 4, experimental_use_pfor=False, xla=True, outputs_per_call=7),
+        Setting("forward", 4, experimental_use_pfor=False),
+        Setting("forward", 4, experimental_use_pfor=False, xla=True),
+        Setting("forward", 4, experimental_use_pfor=False, outputs_per_call=3),
     ],
     ids=str,
 )
@@ -118,7 +145,7 @@ def test_jumps_are_seen_in_the_graph(layer, smooth):
 
 
 def test_an_unrolled_loop_is_not_given_to_xla():
-    facts = describe(sequential((40, 3), layers.LSTM(2, unroll=True), layers.Dense(1)), WindowsSection(), 3)
+    facts = describe(sequential((70, 3), layers.LSTM(2, unroll=True), layers.Dense(1)), WindowsSection(), 3)
     setting = choose(SensitivitySection(), facts, 10**9, 10)
     assert not setting.xla
     assert "minutes to compile" in setting.lost[0]
@@ -141,6 +168,19 @@ def test_float64_agrees_with_central_differences():
         moved[lag, feature] = step
         difference = (model(windows + moved) - model(windows - moved)).numpy() / (2 * step)
         np.testing.assert_allclose(jacobian[:, :, lag, feature], difference, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "lstm"])  # it has a ReLU
+def test_every_architecture_agrees_with_differences_in_float64(name):
+    model = cast(MODELS[name](), "float64")
+    windows = windows_of(3).astype("float64")
+    jacobian = tuned(model, dtype="float64")(windows)[1]
+    for seed in range(3):
+        direction = np.random.default_rng(seed).standard_normal(windows.shape)
+        step = 1e-5 * direction
+        difference = (model(windows + step) - model(windows - step)).numpy() / 2e-5
+        product = np.einsum("n...lf,nlf->n...", jacobian, direction)
+        assert worst(product, difference) < 1e-6
 
 
 def test_an_output_that_ignores_the_input_has_a_zero_jacobian():
@@ -187,22 +227,24 @@ def test_gradient_refuses_several_outputs():
 
 
 class Greedy(Tuned):
-    """Runs out of memory above `room` windows a call."""
+    """Runs out of memory above `room` windows × outputs a call."""
 
     room = 3
+    error, words = tf.errors.ResourceExhaustedError, "OOM when allocating tensor"
 
     def _adopt(self, setting: Setting) -> None:
-        import tensorflow as tf
-
         super()._adopt(setting)
         function = self._function
 
-        def call(windows):
-            if len(windows) > self.room:
-                raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
-            return function(windows)
+        class Limited:
+            get_concrete_function = function.get_concrete_function
 
-        self._function = call
+            def __call__(limited, windows, first):
+                if len(windows) * (setting.outputs_per_call or self.target.facts.target_size) > self.room:
+                    raise self.error(None, None, self.words)
+                return function(windows, first)
+
+        self._function = Limited()
 
 
 def test_out_of_memory_halves_and_goes_on():
@@ -217,9 +259,79 @@ def test_out_of_memory_halves_and_goes_on():
         kernel(windows)
 
 
-def test_a_model_that_xla_cannot_compile_runs_without_it():
-    import tensorflow as tf
+def test_a_window_that_does_not_fit_goes_output_by_output():
+    model = MODELS["lstm sequence"]()
+    windows = windows_of(5)
+    target = Target(model, describe_call(model, SHAPE, of="output", dtype="float32"))
+    kernel = Greedy(target, Setting("batch_jacobian", 2))
+    kernel.room = 6
+    assert worst(kernel(windows)[1], tape_jacobian(model, windows)) < 1e-5
+    assert (kernel.setting.windows_per_call, kernel.setting.outputs_per_call) == (1, 4)
+    assert kernel.setting.lost[-1] == "8 outputs a call: out of memory"
 
+
+def test_xla_says_in_words_that_memory_is_out():
+    model = MODELS["dense"]()
+    kernel = Greedy(Target(model, describe_call(model, SHAPE, of="output", dtype="float32")), Setting("gradient", 4))
+    kernel.error, kernel.words = tf.errors.InternalError, "Failed to allocate 4096 bytes"
+    kernel(windows_of(4))
+    assert kernel.setting.windows_per_call == 2
+    kernel.room, kernel.words = 0, "an illegal instruction was encountered"
+    with pytest.raises(tf.errors.InternalError):
+        kernel(windows_of(4))
+
+
+def limited(monkeypatch, resident: list[int], **more) -> Tuned:
+    """A kernel in a process whose resident set is what the list says, its last value for ever."""
+    monkeypatch.setattr(machine, "resident_memory", lambda: resident.pop(0) if len(resident) > 1 else resident[0])
+    monkeypatch.setattr(meter, "reusable", lambda: 0)
+    model = MODELS["dense"]()
+    target = Target(model, describe_call(model, SHAPE, of="output", dtype="float32"))
+    return Tuned(target, Setting("gradient", 16), limit=1000, **more)
+
+
+def test_a_call_projected_over_the_limit_is_never_made(monkeypatch):
+    kernel = limited(monkeypatch, [600], call_bytes=1500)
+    windows = windows_of(20)
+    assert worst(kernel(windows)[1], tape_jacobian(kernel.target.model, windows)) < 1e-5
+    assert kernel.setting.windows_per_call == 4
+    assert kernel.call_bytes == 375
+    assert kernel.setting.lost[0] == "16 windows a call: 1.5 kB projected, 400 B there"
+
+
+def test_a_window_that_cannot_fit_says_what_it_needs_and_what_is_there(monkeypatch):
+    kernel = limited(monkeypatch, [1200], call_bytes=1600)
+    with pytest.raises(MemoryError, match="need 100 B, and 0 B are there"):
+        kernel(windows_of(2))
+
+
+def test_a_process_that_outgrows_its_limit_halves_once_for_each_growth(monkeypatch):
+    resident = [500, 500, 1300, 1300, 1300, 1300, 1300]
+    kernel = limited(monkeypatch, resident, call_bytes=10)
+    kernel.limit = 1290
+    windows = windows_of(100)
+    assert worst(kernel(windows)[1], tape_jacobian(kernel.target.model, windows)) < 1e-5
+    assert [lost.split(":")[0] for lost in kernel.setting.lost] == ["16 windows a call"]
+
+
+def test_operations_that_pfor_loops_over_are_told():
+    @tf.custom_gradient
+    def bare(windows):
+        def gradient(upstream):
+            return tf.math.nextafter(upstream, upstream)  # itself
+
+        return windows * 1.0, gradient
+
+    source = keras.Input(SHAPE)
+    through = layers.Lambda(bare, output_shape=SHAPE)(source)
+    model = keras.Model(source, layers.Dense(2)(layers.Reshape((24,))(through)))
+    kernel = tuned(model, Setting("batch_jacobian", 4))
+    expected = model.get_weights()[0].T.reshape(2, *SHAPE)
+    np.testing.assert_allclose(kernel(windows_of(4))[1][0], expected, rtol=1e-6)
+    assert kernel.setting.lost == ("pfor: NextAfter runs one output after another",)
+
+
+def test_a_model_that_xla_cannot_compile_runs_without_it():
     @tf.custom_gradient
     def through_python(windows):
         return tf.ensure_shape(

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from sensitivity import plan
 from sensitivity.errors import Refused
 from sensitivity.job import Job
-from sensitivity.plan import CHUNK_BYTES, MiB, Setting, Workers
+from sensitivity.plan import CHUNK_BYTES, MiB, Workers
 from sensitivity.series import Survey, TimeAxis
+from sensitivity.setting import Choice, Setting
 
 GB = 10**9
+CHOICE = Choice(Setting("gradient", 256), "rule", 10**7)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def survey(steps: int, missing: tuple[tuple[int, int], ...] = ()) -> Survey:
 
 def make(steps: int, facts: Any = None, workers: Workers | None = None, free: int | None = None, **run: Any):
     workers = workers or Workers(2, 1, 0, 4 * GB)
-    return plan.plan_run(job(**run), survey(steps), facts or Facts(), Setting("gradient", 256), workers, free)
+    return plan.plan_run(job(**run), survey(steps), facts or Facts(), CHOICE, workers, free)
 
 
 def test_the_classic_case():
@@ -160,7 +162,7 @@ def test_what_cannot_fit_is_refused(arguments, key):
 
 
 def test_skipped_windows_are_counted():
-    made = plan.plan_run(job(), survey(100, ((50, 51),)), Facts(), Setting("gradient", 8), Workers(1, 1, 0, 4 * GB))
+    made = plan.plan_run(job(), survey(100, ((50, 51),)), Facts(), CHOICE, Workers(1, 1, 0, 4 * GB))
     assert made.skipped == 20
 
 

@@ -29,10 +29,10 @@ from sensitivity.commits import (
     record_failure,
     verify,
 )
+from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
 from sensitivity.job import Job
 from sensitivity.store import Run
-from sensitivity.tuning import Tuned
 from sensitivity.worker import Worker
 from tests.conftest import cut, frame, sequential, tape_jacobian, worst
 
@@ -197,7 +197,7 @@ def test_derivatives_that_are_not_finite_are_counted_apart_from_gaps(write_job):
     table.loc[30, "rain"] = np.nan
     run = started(write_job(series=table))
     worker = Worker(run.path)
-    worker.kernel = Tuned(replace(worker.kernel.target, model=model), run.setting)
+    worker.kernel = Tuned(replace(worker.kernel.target, model=model), run.choice.setting)
     record = worker.compute(run.layout.shard(0))
     whole = np.delete(np.arange(55), np.arange(25, 31))
     windows = cut(table[["rain", "heat"]].to_numpy("float32"), 6)[whole]

@@ -35,7 +35,7 @@ def _bar(total: int, done: int, what: str) -> Iterator[Advance]:
     )
     clock = _Clock(done)
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(what, total=total, completed=done, rate="starting workers")
+        task = bar.add_task(what, total=total, completed=done, rate="starting")
 
         def advance(count: int, started: float) -> None:
             clock.add(count, started)

@@ -1,0 +1,187 @@
+"""Which settings are worth a trial, and the one to take untried: pure, from shapes and what the user gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from .errors import Refused
+from .job import SensitivitySection
+from .kernels import KERNELS, why_not
+from .model import CallFacts
+from .plan import MiB, at_once, call_memory, human_bytes
+from .setting import Setting
+
+# Operations in a graph for XLA. An LSTM unrolled over 30 steps has 540 and compiles for 10 seconds, over 100 steps
+# 1,800 and two minutes: beyond the first figure XLA is tried last, beyond the second never.
+MANY_OPERATIONS, MOST_OPERATIONS = 600, 1000
+FIRST_BYTES, FIRST_WINDOWS = 32 * MiB, 8  # of a first call: about what caches hold, and enough to share its overhead
+RULE_WINDOWS, RULE_ROWS = 1024, 8192  # windows, and windows × outputs, of an untried call
+
+
+def choose(
+    wanted: SensitivitySection,
+    facts: CallFacts,
+    memory: int,
+    windows: int,
+    *,
+    key: str = "run.memory_per_worker",
+    gpu: bool = False,
+) -> Setting:
+    """The setting to take untried, with `memory` bytes for one call, and at most `windows` windows to do at once.
+
+    The first of the `families`. What the user gives is kept; `Refused` where it cannot be, in the name of `key` where
+    the memory is too small for a single window.
+    """
+    setting = families(wanted, facts, gpu=gpu)[0]
+    if wanted.windows_per_call != "auto":
+        return replace(setting, windows_per_call=min(wanted.windows_per_call, windows))
+    most = max(1, min(RULE_WINDOWS, RULE_ROWS // facts.target_size))
+    fitting = largest(setting, facts, memory, windows, most)
+    return fitting if fitting is not None else split(setting, facts, memory, key)
+
+
+def families(wanted: SensitivitySection, facts: CallFacts, *, gpu: bool = False) -> list[Setting]:
+    """Every way to serve the model that the user leaves open, the one expected to be fastest first, of one window each.
+
+    One output a window: `gradient`. Fewer inputs than outputs: `forward` too. XLA where it gives the tape's numbers.
+    Recurrent models: a loop over outputs first, since pfor needs many times its memory.
+    """
+    if wanted.kernel != "auto":
+        _require_able(wanted, facts)
+    found = [
+        Setting(kernel, 1, experimental_use_pfor=pfor, parallel_iterations=side_by_side, xla=xla)
+        for kernel in _kernels(wanted, facts)
+        for pfor, xla in _ways(kernel, facts)
+        for side_by_side in [None if wanted.parallel_iterations == "auto" else wanted.parallel_iterations]
+        if kernel == "gradient" or wanted.experimental_use_pfor in ("auto", pfor)
+    ]
+    if wanted.experimental_use_pfor is not False and (wanted.parallel_iterations == 1):
+        found = [setting for setting in found if not setting.experimental_use_pfor or setting.kernel == "gradient"]
+    found = [replace(setting, lost=_lost(setting, facts)) for setting in found]
+    if facts.operations > MANY_OPERATIONS:
+        found.sort(key=lambda setting: setting.xla)
+    if gpu and facts.recurrent:
+        one_by_one = [s for s in found if not s.xla and (s.kernel == "gradient" or not s.experimental_use_pfor)]
+        found = [replace(s, use_cudnn=True) for s in one_by_one if s.kernel != "forward"] + found
+    return found
+
+
+def _kernels(wanted: SensitivitySection, facts: CallFacts) -> list[str]:
+    if wanted.kernel != "auto":
+        return [wanted.kernel]
+    tape_asked = wanted.experimental_use_pfor != "auto" or wanted.parallel_iterations != "auto"
+    if not tape_asked and why_not("gradient", facts) is None:
+        return ["gradient"]
+    if not tape_asked and facts.source_size < facts.target_size and not facts.recurrent:
+        return ["forward", "batch_jacobian"]
+    if not tape_asked and facts.source_size < facts.target_size:
+        return ["batch_jacobian", "forward"]
+    return ["batch_jacobian"]
+
+
+def _ways(kernel: str, facts: CallFacts) -> Iterator[tuple[bool, bool]]:
+    """(pfor, XLA) that are possible, best first."""
+    xla = why_no_xla(facts) is None
+    if kernel == "gradient":
+        yield from [(True, True), (True, False)] if xla else [(True, False)]
+    elif facts.recurrent:
+        if xla:
+            yield False, True
+        yield False, False
+        if kernel != "forward":  # nor has a recurrent loop's second pass a place in pfor
+            yield True, False
+    else:
+        yield from (
+            [(True, True), (False, False), (True, False), (False, True)] if xla else [(False, False), (True, False)]
+        )
+
+
+def why_no_xla(facts: CallFacts) -> str | None:
+    """Why XLA is not for this model, or None where it is.
+
+    XLA rounds differently. At a jump of the derivative, such as a ReLU's, that lands one window in ten thousand on
+    the other side of the jump: by rights either is the derivative there, but it is not what the tape gives.
+    """
+    if facts.operations > MOST_OPERATIONS:
+        return f"{facts.operations:,} operations would take minutes to compile"
+    return None if facts.smooth else "the model's derivative has jumps, where another rounding shows"
+
+
+def _lost(setting: Setting, facts: CallFacts) -> tuple[str, ...]:
+    if setting.xla:
+        return ()
+    reason = why_no_xla(facts)
+    if reason is None and facts.recurrent and setting.kernel != "gradient" and setting.experimental_use_pfor:
+        reason = "it has no kernel for the lists that pfor makes of a recurrent loop"
+    return () if reason is None else (f"XLA: {reason}",)
+
+
+def _require_able(wanted: SensitivitySection, facts: CallFacts) -> None:
+    reason = why_not(wanted.kernel, facts)
+    if reason is None and wanted.kernel == "forward" and facts.recurrent and wanted.experimental_use_pfor is True:
+        reason = "pfor cannot pass a recurrent loop twice"
+    if reason is not None:
+        able = [name for name in KERNELS if why_not(name, facts) is None]
+        raise Refused(
+            "sensitivity.kernel",
+            given=f'"{wanted.kernel}": {reason}',
+            allowed=", ".join(f'"{name}"' for name in ("auto", *able)),
+            remedy='set it to "auto", and leave experimental_use_pfor out',
+        )
+
+
+# ---- sizes of calls --------------------------------------------------------------------------------
+
+
+def even(size: int, windows: int) -> int:
+    """About `size` windows a call, such that `windows` are calls of one size, none of them filled up."""
+    return -(-windows // -(-windows // min(size, windows)))
+
+
+def largest(setting: Setting, facts: CallFacts, memory: int, windows: int, most: int) -> Setting | None:
+    """The setting with the most windows a call up to `most` (of powers of two, made even) that fit; None: not one."""
+    size = 1 << ((windows - 1).bit_length() if most >= windows else most.bit_length() - 1)
+    while size:
+        sized = replace(setting, windows_per_call=even(size, windows))
+        if call_memory(facts, sized) <= memory:
+            return sized
+        size //= 2
+    return None
+
+
+def split(setting: Setting, facts: CallFacts, memory: int, key: str) -> Setting:
+    """One window a call, and as many of its outputs as fit; `Refused` where a single one does not."""
+    setting = replace(setting, windows_per_call=1)
+    outputs = facts.target_size
+    while call_memory(facts, setting) > memory:
+        outputs //= 2
+        if not outputs or setting.kernel == "gradient":
+            raise Refused(
+                key,
+                given=f"{human_bytes(memory)} for one call",
+                allowed=f"{human_bytes(call_memory(facts, setting))} or more, projected for a single window by "
+                f"{setting}",
+                remedy="give more memory; in a job, run fewer workers, lower sensitivity.parallel_iterations, "
+                "or set sensitivity.experimental_use_pfor = false",
+            )
+        setting = replace(setting, outputs_per_call=outputs)
+    return setting
+
+
+def first_size(setting: Setting, facts: CallFacts, memory: int, windows: int) -> Setting | None:
+    """The setting for its first trial: a call that caches may hold, or of a few windows; of fewer rows at once where
+    not even one fits.
+    """
+    enough = max(FIRST_BYTES, call_memory(facts, replace(setting, windows_per_call=FIRST_WINDOWS)))
+    sized = largest(setting, facts, min(memory, enough), windows, windows)
+    if sized is not None:
+        return sized
+    one = replace(setting, windows_per_call=1)
+    rows = at_once(facts, setting)
+    while rows > 3 and setting.parallel_iterations is None:
+        rows //= 2
+        narrow = replace(one, parallel_iterations=rows)
+        if call_memory(facts, narrow) <= memory:
+            return narrow
+    return None

@@ -1,0 +1,62 @@
+"""Choices of earlier workers, kept in a file so that others and a resumed run start at once."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .durable import read_json, write_json
+from .job import SensitivitySection
+from .setting import Choice
+
+if TYPE_CHECKING:
+    from .model import CallFacts
+
+_LIBRARIES = ("sensitivity-jobs", "tensorflow", "keras", "numpy")
+
+
+def purpose(fingerprint: dict[str, str], facts: CallFacts, wanted: SensitivitySection, kind: str) -> dict[str, Any]:
+    """What a choice holds for: the model, what is asked of it, the kind of device and the versions."""
+    return {
+        "kind": kind,
+        "model": fingerprint,
+        "of": wanted.of,
+        "asked": wanted.knobs,
+        "input_shape": list(facts.input_shape),
+        "target_shape": list(facts.target_shape),
+        "dtype": facts.dtype,
+        "versions": {name: _version(name) for name in _LIBRARIES},
+    }
+
+
+def remembered(file: Path, wanted: dict[str, Any]) -> Choice | None:
+    """The choice kept in `file` for that purpose; None where there is none that can be read."""
+    for entry in _entries(file):
+        if entry.get("for") == wanted:
+            try:
+                return Choice.from_json(entry["choice"])
+            except (KeyError, TypeError):  # of another version, or damaged
+                return None
+    return None
+
+
+def remember(file: Path, wanted: dict[str, Any], choice: Choice) -> None:
+    """Keep the choice, in place of an earlier one for the same purpose.
+
+    Two workers of different kinds that write at once may lose one entry, which costs a tuning and no more.
+    """
+    others = [entry for entry in _entries(file) if entry.get("for") != wanted]
+    write_json(file, {"settings": [*others, {"for": wanted, "choice": choice.to_json()}]})
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # under another name: tensorflow-cpu, a checkout
+        return None
+
+
+def _entries(file: Path) -> list[dict[str, Any]]:
+    found = (read_json(file) or {}).get("settings")
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []

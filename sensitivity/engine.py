@@ -1,0 +1,178 @@
+"""A compiled kernel that takes any number of windows, within its memory, and outlives running out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import tensorflow as tf
+
+from . import machine, meter
+from .kernels import compile_kernel, pfor_fallbacks
+from .model import Target
+from .plan import call_memory, human_bytes
+from .setting import Setting
+
+_NO_XLA = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.UnimplementedError,
+    tf.errors.NotFoundError,
+    tf.errors.InternalError,
+)
+_OUT_OF_MEMORY = ("out of memory", "oom when", "resource_exhausted", "failed to allocate", "alloc_failed")
+
+
+class Tuned:
+    """A kernel in force.
+
+    Windows go through in calls of one static shape, the last one filled up by repeating its last window, so nothing
+    is traced twice; a call may cover only some of the outputs, and is then repeated for the others. Out of memory, or
+    a process about to be, halves the call for good. A kernel that XLA cannot compile is compiled without it. `setting`
+    is always the one in force, `call_bytes` what a call of it is projected to take, `limit` the process's most
+    resident bytes, None where nothing limits it.
+    """
+
+    def __init__(
+        self, target: Target, setting: Setting, *, call_bytes: int | None = None, limit: int | None = None
+    ) -> None:
+        self.target = target
+        self.limit_to(limit)
+        self.call_bytes = call_memory(target.facts, setting) if call_bytes is None else call_bytes
+        self._adopt(setting)
+
+    def _adopt(self, setting: Setting) -> None:
+        self.setting = setting
+        self._proved, self._checked = False, False
+        self._function = compile_kernel(self.target, setting)
+
+    def limit_to(self, limit: int | None) -> None:
+        """The process's most resident bytes from now on."""
+        self.limit, self._tolerated = limit, 0
+
+    @property
+    def traces(self) -> int:
+        """How often the kernel in force was traced: 1 once used."""
+        return self._function.experimental_get_tracing_count()
+
+    def __call__(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`(n, *input_shape)` → prediction `(n, *target_shape)`, Jacobian `(n, *target_shape, *input_shape)`."""
+        facts = self.target.facts
+        prediction = np.empty((len(windows), *facts.target_shape), facts.dtype)
+        jacobian = np.empty((len(windows), *facts.target_shape, *facts.input_shape), facts.dtype)
+        for done, part in self.calls(windows.__getitem__, len(windows)):
+            prediction[done], jacobian[done] = part
+        return prediction, jacobian
+
+    def calls(
+        self, windows: Callable[[slice], np.ndarray], count: int
+    ) -> Iterator[tuple[slice, tuple[np.ndarray, np.ndarray]]]:
+        """The same for `count` windows that are fetched call by call: which are done, their prediction and Jacobian."""
+        start = 0
+        while start < count:
+            part = slice(start, min(start + self.setting.windows_per_call, count))
+            result = self._call(windows(part))
+            if result is not None:
+                yield part, result
+                start = part.stop
+
+    def _call(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """One call, or None where the setting had to change first."""
+        if self._is_beyond_limit():
+            return None
+        try:
+            if not self._proved:
+                self._trace()
+            prediction, jacobian = self._all_outputs(tf.constant(self._filled(windows)))
+            self._proved = True
+            return prediction[: len(windows)], jacobian[: len(windows)]
+        except (tf.errors.OpError, MemoryError) as error:
+            if is_out_of_memory(error):
+                self._shrink("out of memory")
+            elif isinstance(error, _NO_XLA) and self.setting.xla and not self._proved:
+                self._drop_xla(error)
+            else:
+                raise  # not the compiler's objection, but the model's to these windows
+        return None
+
+    def _trace(self) -> None:
+        with pfor_fallbacks() as operations:
+            self._function.get_concrete_function()
+        lost = [f"pfor: {name} runs one output after another" for name in sorted(operations)]
+        self.setting = replace(
+            self.setting, lost=(*self.setting.lost, *(x for x in lost if x not in self.setting.lost))
+        )
+
+    def _all_outputs(self, windows: tf.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """prediction and Jacobian of one call's windows, block after block of outputs where they are split."""
+        facts, step = self.target.facts, self.setting.outputs_per_call
+        whole = (len(windows), *facts.target_shape, *facts.input_shape)
+        if step is None:
+            prediction, block = self._function(windows, 0)
+            return prediction.numpy(), block.numpy().reshape(whole)
+        jacobian = np.empty((len(windows), facts.target_size, *facts.input_shape), facts.dtype)
+        for start in range(0, facts.target_size, step):
+            first = min(start, facts.target_size - step)  # the last block overlaps the one before it
+            prediction, block = self._function(windows, first)
+            jacobian[:, first : first + step] = block.numpy()
+        return prediction.numpy(), jacobian.reshape(whole)
+
+    def _filled(self, windows: np.ndarray) -> np.ndarray:
+        short = self.setting.windows_per_call - len(windows)
+        shaped = windows.reshape(len(windows), *self.target.facts.input_shape)
+        return (
+            np.concatenate([shaped, np.repeat(shaped[-1:], short, axis=0)]) if short else np.ascontiguousarray(shaped)
+        )
+
+    # ---- memory ------------------------------------------------------------------------------------
+
+    def _is_beyond_limit(self) -> bool:
+        """Shrink before a first call that is projected not to fit, and when the process has come too close.
+
+        What TensorFlow has freed and kept counts as there. A process stays as large as it once was: it is asked again
+        only when it has grown since.
+        """
+        if self.limit is None:
+            return False
+        resident, allowed = machine.resident_memory(), max(self.limit, self._tolerated)
+        there = max(0, allowed - resident + meter.reusable())
+        if not self._proved and not self._checked and self.call_bytes > there:
+            self._shrink(f"{human_bytes(self.call_bytes)} projected, {human_bytes(there)} there", there)
+            return True
+        if self._proved and resident > allowed:
+            self._tolerated = int(1.05 * resident)
+            if self.setting.windows_per_call > 1:
+                self._shrink(f"{human_bytes(resident)} resident, {human_bytes(self.limit)} allowed")
+                self._checked = True  # smaller than one that just ran
+                return True
+        return False
+
+    def _shrink(self, reason: str, there: int | None = None) -> None:
+        """Half the windows a call; of a single window half the outputs; of a single output the end."""
+        before, facts = self.setting, self.target.facts
+        outputs = before.outputs_per_call or facts.target_size
+        if before.windows_per_call > 1:
+            lost = f"{before.windows_per_call} windows a call: {reason}"
+            after = replace(before, windows_per_call=before.windows_per_call // 2, lost=(*before.lost, lost))
+        elif outputs > 1:
+            lost = f"{outputs} outputs a call: {reason}"
+            after = replace(before, outputs_per_call=outputs // 2, lost=(*before.lost, lost))
+        else:
+            have = machine.available_memory() if there is None else there
+            raise MemoryError(
+                f"one window does not fit: {before} is projected to need {human_bytes(self.call_bytes)}, "
+                f"and {human_bytes(have)} are there; give the worker more memory, or run fewer workers"
+            )
+        self.call_bytes = -(-self.call_bytes * call_memory(facts, after) // call_memory(facts, before))
+        self._adopt(after)
+
+    def _drop_xla(self, error: Exception) -> None:
+        reason = str(error).strip().partition("\n")[0][:200]
+        self._adopt(replace(self.setting, xla=False, lost=(*self.setting.lost, f"XLA: {reason}")))
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory is what was missing: TensorFlow says so by its class, XLA and cuDNN only in words."""
+    if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
+        return True
+    return isinstance(error, tf.errors.InternalError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)

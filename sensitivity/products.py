@@ -1,0 +1,36 @@
+"""Products with the Jacobian by plain automatic differentiation: other paths through TensorFlow than any kernel's."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from .model import Target
+
+_ZERO = tf.UnconnectedGradients.ZERO
+
+
+def vjp(target: Target, windows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """vectorsᵀ · Jacobian: `(batch, *input_shape)` and `(batch, *target_shape)` → `(batch, *input_shape)`."""
+    source = tf.constant(windows)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(source)
+        prediction = target(source)
+    return tape.gradient(prediction, source, tf.constant(vectors), unconnected_gradients=_ZERO).numpy()
+
+
+def jvp(target: Target, windows: np.ndarray, directions: np.ndarray) -> np.ndarray:
+    """Jacobian · directions: two arrays `(batch, *input_shape)` → `(batch, *target_shape)`, by forward accumulation."""
+    source = tf.constant(windows)
+    with tf.autodiff.ForwardAccumulator(source, tf.constant(directions)) as accumulator:
+        prediction = target(source)
+    return accumulator.jvp(prediction, unconnected_gradients=_ZERO).numpy()
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Largest difference by largest entry, over finite entries; infinite where one is finite and the other not."""
+    finite = np.isfinite(expected)
+    if (np.isfinite(found) != finite).any():
+        return float("inf")
+    scale = float(np.abs(expected[finite]).max(initial=0.0)) or 1.0
+    return float(np.abs(found[finite] - expected[finite]).max(initial=0.0) / scale)

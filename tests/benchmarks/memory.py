@@ -1,0 +1,86 @@
+"""Memory: twelve models with three budgets, each in a process of its own, and the example that freezes machines.
+
+    python tests/benchmarks/memory.py [part of a model's name]
+
+Prints, in MB above what the process had before the call: the budget, what the report projected, and the peak resident
+set as the system saw it. Says at the end whether a peak was over its budget, or a projection below or over twice what
+was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # run as a script: the project is not where Python looks
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+
+BUDGETS = ("512MB", "1GB", "2GB")
+MOST_WINDOWS = 2000
+
+
+def one(name: str, budget: str | None, windows: int) -> dict[str, float | str]:
+    """The call in this process: megabytes."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(2)
+    import sensitivity
+    from sensitivity import machine
+    from tests.benchmarks.models import build, windows_for
+
+    model = build(name)
+    source = windows_for(model, windows)
+    model(source[:2])
+    machine.restart_peak()
+    before = machine.resident_memory()
+    _, report = sensitivity.jacobian(model, source, budget, report=True)
+    peak = machine.peak_memory() - before
+    limit = 0 if budget is None else sensitivity.job.parse_bytes(budget)
+    return {
+        "budget": limit / 1e6,
+        "projected": report.projected / 1e6,
+        "measured": peak / 1e6,
+        "setting": str(report.setting),
+    }
+
+
+def in_a_process(*arguments: object) -> dict[str, float | str]:
+    command = [sys.executable, __file__, "--one", json.dumps(arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def count_for(name: str) -> int:
+    return {"100": 128, "200": 48}.get(name.partition(" steps")[0][-3:], MOST_WINDOWS)
+
+
+def main(part: str) -> None:
+    from tests.benchmarks.models import MODELS
+
+    cases: list[tuple[str, str | None, int]] = [
+        (name, budget, count_for(name)) for name in MODELS if part in name for budget in BUDGETS
+    ]
+    example = "LSTM 32, 100 steps, sequence"
+    if part in example:
+        cases.append((example, None, 64))
+    over, outside = [], []
+    print(f"{'model':42} {'budget':>8} {'projected':>10} {'measured':>9}  setting")
+    for case in cases:
+        found = in_a_process(*case)
+        budget, projected, measured = (float(found[key]) for key in ("budget", "projected", "measured"))
+        print(f"{case[0]:42} {budget or 0:8.0f} {projected:10.0f} {measured:9.0f}  {found['setting']}", flush=True)
+        over += [case] if budget and measured > budget else []
+        outside += [case] if not measured <= projected <= 2 * measured else []
+    print(f"over the budget: {over or 'none'}")
+    print(f"projected below or over twice what was measured: {outside or 'none'}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(one(*json.loads(sys.argv[2]))))
+    else:
+        main(sys.argv[1] if len(sys.argv) > 1 else "")

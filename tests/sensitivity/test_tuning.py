@@ -1,0 +1,261 @@
+"""The tuner: what it tries, within which memory, what it takes, and what it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from keras import layers
+
+from sensitivity import candidates, choices, meter, tuning
+from sensitivity.engine import Tuned
+from sensitivity.errors import Refused
+from sensitivity.job import SensitivitySection
+from sensitivity.model import CallFacts, Target, describe_call
+from sensitivity.plan import call_memory
+from sensitivity.setting import Choice, Setting, Trial
+from sensitivity.tuning import Room, tune
+from tests.conftest import sequential, tape_jacobian, worst
+
+SHAPE = (6, 2)
+GB = 10**9
+AUTO = SensitivitySection()
+
+
+def windows_of(count: int) -> np.ndarray:
+    return np.random.default_rng(3).standard_normal((count, *SHAPE)).astype("float32")
+
+
+def target_of(*parts) -> Target:
+    model = sequential(SHAPE, *parts)
+    return Target(model, describe_call(model, SHAPE, of="output", dtype="float32"))
+
+
+@pytest.fixture(scope="module")
+def wide() -> Target:
+    """Twelve inputs, twenty outputs: every family but `gradient` can serve it."""
+    return target_of(layers.Flatten(), layers.Dense(20, "tanh"))
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    monkeypatch.setattr(tuning, "LEAST_SECONDS", 60.0)
+    monkeypatch.setattr(tuning, "MOST_SECONDS", 60.0)
+    monkeypatch.setattr(tuning, "TRIAL_SECONDS", 0.01)
+
+
+@pytest.fixture
+def speeds(monkeypatch, patient):
+    """Kernels as fast as a table says, by what the table's keys find in the setting's words."""
+    table: dict[str, float] = {}
+
+    def rate(engine: Tuned, windows: np.ndarray) -> float:
+        return next((speed for words, speed in table.items() if words in str(engine.setting)), 1.0)
+
+    monkeypatch.setattr(tuning, "_rate_of_a_call", rate)
+    return table
+
+
+def test_the_fastest_wins(wide, speeds):
+    speeds |= {"forward, 16 windows a call, loop": 500.0, "forward, 64 windows a call, loop": 400.0, "forward": 100.0}
+    choice, engine = tune(AUTO, wide, windows_of(9), Room(GB), 64, 10**6)
+    assert str(choice.setting).startswith("forward, 16 windows a call, loop")
+    assert choice.by == "timed"
+    assert choice.windows_per_second == 500.0
+    assert engine.setting == choice.setting
+    tried = {(t.setting.kernel, t.setting.experimental_use_pfor, t.setting.xla) for t in choice.trials}
+    assert len(tried) == 8
+    assert "500 windows/s, the best of" in choice.why
+
+
+def test_of_equals_the_one_of_least_memory_wins(wide, speeds):
+    speeds |= {"64 windows a call": 100.0, "16 windows a call": 99.0}
+    choice, _ = tune(AUTO, wide, windows_of(9), Room(GB), 64, 10**6)
+    assert choice.setting.windows_per_call == 16
+
+
+def test_the_choice_computes_what_the_tape_does(wide, patient):
+    windows = windows_of(30)
+    choice, engine = tune(AUTO, wide, windows, Room(GB), 32, 10**6)
+    assert worst(engine(windows)[1], tape_jacobian(wide.model, windows)) < 1e-5
+    assert all(trial.measured is None or trial.measured >= 0 for trial in choice.trials)
+    assert engine.traces == 1
+
+
+def test_nothing_is_run_that_is_projected_over_the_budget(wide, patient, monkeypatch):
+    room = Room(30_000)
+    run = []
+    adopt = Tuned._adopt
+    monkeypatch.setattr(Tuned, "_adopt", lambda self, setting: (run.append(setting), adopt(self, setting))[1])
+    choice, _ = tune(AUTO, wide, windows_of(9), room, 4096, 10**6)
+    assert run
+    assert all(call_memory(wide.facts, setting) <= room.call for setting in run)
+    with pytest.raises(Refused, match="single window"):
+        tune(AUTO, wide, windows_of(9), Room(100), 64, 10**6)
+
+
+def test_a_process_that_is_nearly_full_tries_no_more(wide, patient):
+    choice, _ = tune(AUTO, wide, windows_of(9), Room(GB, resident=1), 64, 10**6)
+    assert sum(trial.windows_per_second is not None for trial in choice.trials) == 1
+    assert {trial.note for trial in choice.trials[1:]} == {"no memory left to try it"}
+
+
+def test_trials_take_no_longer_than_the_work_is_worth(wide):
+    choice, _ = tune(AUTO, wide, windows_of(9), Room(GB), 64, 30)
+    assert sum(trial.windows_per_second is not None for trial in choice.trials) == 1
+    assert {trial.note for trial in choice.trials[1:]} == {"no time left to try it"}
+
+
+def test_a_kernel_with_wrong_numbers_never_wins(wide, speeds, monkeypatch):
+    speeds |= {"forward": 1000.0, "batch_jacobian": 1.0}
+    call = Tuned.__call__
+
+    def off(self, windows):
+        prediction, jacobian = call(self, windows)
+        return prediction, jacobian * (1.001 if self.setting.kernel == "forward" else 1.0)
+
+    monkeypatch.setattr(Tuned, "__call__", off)
+    choice, _ = tune(AUTO, wide, windows_of(9), Room(GB), 64, 10**6)
+    assert choice.setting.kernel == "batch_jacobian"
+    assert any("off by 1.0e-03" in trial.note for trial in choice.trials)
+
+
+def test_a_kernel_that_raises_is_passed_over(wide, patient, monkeypatch):
+    call = Tuned.__call__
+
+    def broken(self, windows):
+        if self.setting.xla:
+            raise RuntimeError("no such luck")
+        return call(self, windows)
+
+    monkeypatch.setattr(Tuned, "__call__", broken)
+    choice, _ = tune(AUTO, wide, windows_of(9), Room(GB), 64, 10**6)
+    assert not choice.setting.xla
+    assert "RuntimeError: no such luck" in {trial.note for trial in choice.trials}
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ({"kernel": "gradient", "windows_per_call": 7}, True),
+        ({"kernel": "batch_jacobian", "windows_per_call": 7, "experimental_use_pfor": False}, True),
+        ({"kernel": "batch_jacobian", "windows_per_call": 7}, False),
+        ({"kernel": "gradient"}, False),
+    ],
+)
+def test_what_is_given_is_not_timed(asked, given):
+    target = target_of(layers.Flatten(), layers.Dense(1))
+    choice, engine = tune(SensitivitySection(**asked), target, windows_of(9), Room(GB), 64, 10**6)
+    assert (choice.by == "given") is given
+    assert choice.setting.kernel == asked["kernel"]
+    assert choice.setting.windows_per_call == asked.get("windows_per_call", choice.setting.windows_per_call)
+    assert engine.setting == choice.setting
+
+
+def test_measured_memory_corrects_what_is_projected(wide, patient, monkeypatch):
+    search = tuning._Search(AUTO, wide, windows_of(9), Room(GB), 4096, 10**6)
+    small = Setting("forward", 16)
+    search._measured[tuning._family(small)] = Trial(small, 1, 1.0, measured=10 * 2**20)
+    assert search.projected(small) == int(tuning.MARGIN * 10 * 2**20)
+    assert search.projected(replace(small, windows_per_call=64)) == pytest.approx(4 * search.projected(small), rel=0.01)
+    assert search.projected(replace(small, windows_per_call=4)) == search.projected(small)
+    other = Setting("batch_jacobian", 16)
+    assert search.projected(other) == call_memory(wide.facts, other)
+
+
+# ---- families and sizes ----------------------------------------------------------------------------
+
+FACTS = CallFacts((10, 2), (5,), 100, 200, (), True, 50, "float32")
+
+
+def ways(facts: CallFacts, wanted: SensitivitySection = AUTO, **more) -> list[str]:
+    return [str(setting).replace("1 windows a call, ", "") for setting in candidates.families(wanted, facts, **more)]
+
+
+def test_families_follow_the_model():
+    assert ways(FACTS) == [
+        "batch_jacobian, pfor over all outputs, XLA",
+        "batch_jacobian, loop over outputs, no XLA",
+        "batch_jacobian, pfor over all outputs, no XLA",
+        "batch_jacobian, loop over outputs, XLA",
+    ]
+    assert ways(replace(FACTS, target_shape=(1,))) == ["gradient, XLA", "gradient, no XLA"]
+    assert ways(replace(FACTS, target_shape=(21,)))[0] == "forward, pfor over all inputs, XLA"
+    recurrent = replace(FACTS, recurrent=((10, 8),))
+    assert ways(recurrent) == [
+        "batch_jacobian, loop over outputs, XLA",
+        "batch_jacobian, loop over outputs, no XLA",
+        "batch_jacobian, pfor over all outputs, no XLA",
+    ]
+    forward = ways(replace(recurrent, target_shape=(21,)))[3:]
+    assert forward == ["forward, loop over inputs, XLA", "forward, loop over inputs, no XLA"]
+    assert not any(way.endswith(", XLA") for way in ways(replace(FACTS, smooth=False)))
+
+
+def test_on_a_gpu_cudnn_is_tried_and_never_under_pfor():
+    recurrent = replace(FACTS, recurrent=((10, 8),))
+    with_cudnn = [way for way in ways(recurrent, gpu=True) if "cuDNN" in way]
+    assert with_cudnn == ["batch_jacobian, loop over outputs, no XLA, cuDNN"]
+    assert ways(replace(recurrent, target_shape=(1,)), gpu=True)[0] == "gradient, no XLA, cuDNN"
+    assert ways(FACTS, gpu=True) == ways(FACTS)
+
+
+def test_families_keep_what_is_given():
+    assert len(ways(FACTS, SensitivitySection(kernel="forward"))) == 4
+    assert all(
+        "pfor over 3 outputs" in way
+        for way in ways(FACTS, SensitivitySection(experimental_use_pfor=True, parallel_iterations=3))
+    )
+    recurrent = replace(FACTS, recurrent=((10, 8),))
+    with pytest.raises(Refused, match="recurrent loop twice"):
+        ways(recurrent, SensitivitySection(kernel="forward", experimental_use_pfor=True))
+
+
+def test_a_window_too_large_is_split_over_its_outputs():
+    large = replace(FACTS, target_shape=(1000,), activations=10)
+    one = call_memory(large, Setting("batch_jacobian", 1, experimental_use_pfor=False))
+    setting = candidates.choose(SensitivitySection(kernel="batch_jacobian"), large, one // 4, 64)
+    assert setting.windows_per_call == 1
+    assert 1 <= setting.outputs_per_call < 1000
+    assert call_memory(large, setting) <= one // 4
+
+
+def test_a_first_trial_takes_fewer_rows_where_all_do_not_fit():
+    wide = replace(FACTS, target_shape=(1000,), activations=100_000)
+    pfor = Setting("batch_jacobian", 1)
+    memory = call_memory(wide, replace(pfor, parallel_iterations=100))
+    first = candidates.first_size(pfor, wide, memory, 64)
+    assert first.parallel_iterations == 62
+    assert candidates.first_size(pfor, wide, 1000, 64) is None
+
+
+# ---- measured memory, kept choices -----------------------------------------------------------------
+
+
+def test_the_meter_sees_what_a_kernel_takes(wide):
+    engine = Tuned(wide, Setting("batch_jacobian", 2048))
+    windows = windows_of(2048)
+    engine(windows)
+    with meter.measured() as reading:
+        engine(windows)
+    result = 2048 * 20 * 12 * 4
+    if reading.peak is not None:  # a system that lets it be measured
+        assert result <= reading.peak <= 20 * result
+
+
+def test_a_choice_survives_its_file(tmp_path):
+    setting = Setting("forward", 8, lost=("XLA: none",), outputs_per_call=3)
+    choice = Choice(setting, "timed", 123, (Trial(setting, 100, 5.0, 90), Trial(setting, 9, note="slow")), "cpu: x")
+    purpose = choices.purpose({"weights": "a"}, FACTS, AUTO, "cpu: x")
+    file = tmp_path / "tuning.json"
+    assert choices.remembered(file, purpose) is None
+    choices.remember(file, purpose, choice)
+    choices.remember(file, {**purpose, "kind": "gpu: y"}, replace(choice, call_bytes=7))
+    choices.remember(file, purpose, choice)
+    assert choices.remembered(file, purpose) == choice
+    assert choices.remembered(file, {**purpose, "kind": "gpu: y"}).call_bytes == 7
+    assert choices.remembered(file, {**purpose, "dtype": "float64"}) is None
+    assert choices.remembered(file, choices.purpose({}, FACTS, SensitivitySection(kernel="forward"), "cpu: x")) is None
+    file.write_text('{"settings": [{"for": 3}, 4]}')
+    assert choices.remembered(file, purpose) is None
