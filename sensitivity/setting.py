@@ -96,8 +96,9 @@ class Choice:
 
     @property
     def host_bytes(self) -> int:
-        """Those of `call_bytes` that are the host's: a GPU has its own."""
-        return 0 if self.kind.startswith("gpu") else self.call_bytes
+        """Bytes of the host for one call, of those that were timed too: a GPU has its own."""
+        ran = [trial.projected for trial in self.trials if trial.windows_per_second]
+        return 0 if self.kind.startswith("gpu") else max(self.call_bytes, *ran, 0)
 
     @property
     def why(self) -> str:

@@ -108,7 +108,7 @@ def tuned(path: str, windows: np.ndarray, threads: int, exhaustive: bool, until:
     for family in candidates.families(wanted, facts):
         for size in (4, 16, 64, 128, 256, 512, 1024, 2048):
             setting = replace(family, windows_per_call=size)
-            if candidates.call_memory(facts, setting) > 4 * room.call:
+            if candidates.call_memory(facts, setting) > room.call:
                 break
             kernel = Tuned(target, setting)
             sized = np.resize(windows, (size, *windows.shape[1:]))

@@ -202,10 +202,10 @@ def test_projected_memory_covers_the_real_peak(write_job):
     """A real worker in a process of its own: its peak stays under the plan, and the plan is not twice too high."""
     model = sequential((20, 2), layers.LSTM(64), layers.Dense(1))
     file = write_job(model, frame(3000))
-    planned = next(line for line in call("plan", file).stdout.splitlines() if line.startswith("projected memory"))
-    projected = float(planned.split()[2]) * {"MB": 1e6, "GB": 1e9}[planned.split()[3]]
     code = "from jobs.cli import main; main()"
     subprocess.run([sys.executable, "-c", code, "run", str(file), "--serial"], check=True, capture_output=True)
+    planned = next(line for line in call("plan", file).stdout.splitlines() if line.startswith("projected memory"))
+    projected = float(planned.split()[2]) * {"MB": 1e6, "GB": 1e9}[planned.split()[3]]
     records = [json.loads(path.read_text()) for path in (file.parent / "run" / "commits").glob("*.json")]
     peak = max(record["peak_memory"] for record in records)
     assert peak <= projected <= 2 * peak
