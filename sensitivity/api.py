@@ -17,10 +17,10 @@ from .device import call_budget, has_gpu, kind
 from .engine import Tuned
 from .errors import Refused
 from .job import SensitivitySection, parse_bytes
-from .loading import leaf_layers
+from .layers import leaf_layers
 from .machine import available_memory
 from .model import CallFacts, Target, describe_call
-from .plan import MiB, human_bytes
+from .plan import MiB, bytes_per_window, human_bytes
 from .progress import progress
 from .setting import Choice, Setting
 from .tuning import BUILD_BYTES, Room, tune
@@ -210,7 +210,7 @@ def _room(facts: CallFacts, windows: int, budget: int, baseline: int) -> Room:
 
 
 def _result_bytes(facts: CallFacts, windows: int) -> int:
-    return windows * facts.target_size * (facts.source_size + 1) * facts.itemsize
+    return windows * bytes_per_window(facts)
 
 
 def _engine(

@@ -18,8 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 from .errors import Refused
-from .loading import cast, leaf_layers
-from .model import Target, calls_wrapped
+from .layers import calls_wrapped, leaf_layers
+from .loading import cast
+from .model import Target
 from .products import jvp, relative_error, vjp
 
 SAMPLES = 5

@@ -15,7 +15,9 @@ from .setting import Setting
 # Operations in a graph for XLA. An LSTM unrolled over 30 steps has 540 and compiles for 10 seconds, over 100 steps
 # 1,800 and two minutes: beyond the first figure XLA is tried last, beyond the second never.
 MANY_OPERATIONS, MOST_OPERATIONS = 600, 1000
-FIRST_BYTES, FIRST_WINDOWS = 32 * MiB, 8  # of a first call: about what caches hold, and enough to share its overhead
+FIRST_BYTES = 32 * MiB  # of a first call: about what caches hold
+# And enough windows to share its overhead, which is large where TensorFlow runs a loop, not XLA.
+FIRST_WINDOWS, FIRST_RECURRENT, FIRST_LOOPED = 8, 32, 64
 RULE_WINDOWS, RULE_ROWS = 1024, 8192  # windows, and windows × outputs, of an untried call
 
 
@@ -169,11 +171,19 @@ def split(setting: Setting, facts: CallFacts, memory: int, key: str) -> Setting:
     return setting
 
 
+def _few(setting: Setting, facts: CallFacts) -> int:
+    if setting.xla:
+        return FIRST_WINDOWS
+    if setting.kernel != "gradient" and not setting.experimental_use_pfor:
+        return FIRST_LOOPED
+    return FIRST_RECURRENT if facts.recurrent else FIRST_WINDOWS
+
+
 def first_size(setting: Setting, facts: CallFacts, memory: int, windows: int) -> Setting | None:
     """The setting for its first trial: a call that caches may hold, or of a few windows; of fewer rows at once where
     not even one fits.
     """
-    enough = max(FIRST_BYTES, call_memory(facts, replace(setting, windows_per_call=FIRST_WINDOWS)))
+    enough = max(FIRST_BYTES, call_memory(facts, replace(setting, windows_per_call=_few(setting, facts))))
     sized = largest(setting, facts, min(memory, enough), windows, windows)
     if sized is not None:
         return sized

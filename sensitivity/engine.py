@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from . import machine, meter
-from .kernels import compile_kernel, pfor_fallbacks
+from .kernels import compile_kernel, pfor_fallbacks, signature
 from .model import Target
 from .plan import call_memory, human_bytes
 from .setting import Setting
@@ -54,6 +54,13 @@ class Tuned:
     def traces(self) -> int:
         """How often the kernel in force was traced: 1 once used."""
         return self._function.experimental_get_tracing_count()
+
+    def stated_bytes(self) -> int | None:
+        """Bytes that one call takes on the device, by XLA's own account before anything runs; None without XLA."""
+        if not self.setting.xla:
+            return None
+        self._trace()
+        return meter.stated(self._function, *signature(self.target.facts, self.setting))
 
     def __call__(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """`(n, *input_shape)` → prediction `(n, *target_shape)`, Jacobian `(n, *target_shape, *input_shape)`."""

@@ -8,7 +8,6 @@ import hashlib
 import importlib
 import json
 import marshal
-import os
 import re
 import sys
 import zipfile
@@ -16,14 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-import keras
 import numpy as np
 
 from .errors import Refused
 from .job import ModelSection
+from .layers import keras, leaf_layers
 
 
 def load_model(section: ModelSection, directory: str, dtype: str = "float32") -> keras.Model:
@@ -147,11 +143,6 @@ def _with_dtype(config: Any, dtype: str) -> Any:
         key: dtype if key == "dtype" and isinstance(value, str) and "float" in value else _with_dtype(value, dtype)
         for key, value in config.items()
     }
-
-
-def leaf_layers(model: keras.Model) -> list[keras.Layer]:
-    """The layers that compute, innermost, in the model's order."""
-    return [layer for layer in model._flatten_layers(include_self=False) if not isinstance(layer, keras.Model)]
 
 
 def fingerprint(model: keras.Model) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""What a piece of work takes of memory at its peak, measured: the device's own statistics and the resident set."""
+"""What a piece of work takes of memory at its peak.
+
+Measured, by the device's own statistics and the resident set; or stated beforehand, by XLA's compiler.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,22 @@ def measured(*, gpu: bool = False) -> Iterator[Reading]:
     """Within, measure. On a GPU its memory, else this process's."""
     with _on_gpu() if gpu else _on_cpu() as reading:
         yield reading
+
+
+def stated(function: tf.types.experimental.PolymorphicFunction, *arguments: tf.TensorSpec) -> int | None:
+    """Bytes of an XLA function's results, temporaries and constants, as its compiler lays them out; runs nothing.
+
+    None where the compiler objects or does not tell. Scratch that libraries take by themselves is not in it, nor is
+    what holds the arguments.
+    """
+    try:
+        from tensorflow.compiler.xla.service import hlo_pb2
+
+        answer = function.experimental_get_compiler_ir(*arguments)(stage="optimized_hlo_proto_serialized")
+        buffers = hlo_pb2.HloProto.FromString(answer).buffer_assignment.buffer_allocations
+    except (ImportError, ValueError, tf.errors.OpError):
+        return None
+    return sum(buffer.size for buffer in buffers if not buffer.is_entry_computation_parameter)
 
 
 def reusable() -> int:

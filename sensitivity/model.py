@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ import tensorflow as tf
 
 from .errors import Refused
 from .job import WindowsSection
-from .loading import keras, leaf_layers
+from .layers import calls_wrapped, keras, leaf_layers, steps_folded
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,9 @@ _KINKED = {
 
 
 def _graph(model: keras.Model, windows: tf.TensorSpec) -> list[Any]:
-    """Every operation of the model's forward pass, in loops and branches too."""
-    graph = tf.function(lambda x: model(x), autograph=False).get_concrete_function(windows).graph.as_graph_def()
+    """Every operation of the model's forward pass as kernels trace it, in loops and branches too."""
+    with steps_folded(model):
+        graph = tf.function(lambda x: model(x), autograph=False).get_concrete_function(windows).graph.as_graph_def()
     return [*graph.node, *itertools.chain.from_iterable(function.node_def for function in graph.library.function)]
 
 
@@ -262,18 +262,6 @@ def _forward(model: keras.Model, zeros: np.ndarray, shape: tuple[int, ...]) -> t
             allowed="a model that takes (batch, lag, feature)",
             remedy="check windows.length and series.features against the model's training",
         ) from error
-
-
-@contextlib.contextmanager
-def calls_wrapped(layers: list[keras.Layer], wrap: Callable[[keras.Layer, Any], Any]) -> Iterator[None]:
-    """Within, each layer's `call` is `wrap(layer, call)`; afterwards the layers are as before."""
-    try:
-        for layer in layers:  # past Keras' own __setattr__, which would track the function as state
-            object.__setattr__(layer, "call", wrap(layer, layer.call))
-        yield
-    finally:
-        for layer in layers:
-            layer.__dict__.pop("call", None)
 
 
 def _heads(model: keras.Model, result: Any, of: str) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def count_windows(steps: int, length: int, stride: int) -> Windows:
     return windows
 
 
-def bytes_per_window(facts: ModelFacts) -> int:
+def bytes_per_window(facts: CallFacts) -> int:
     """Bytes of one window's `jacobian` and `prediction`."""
     return facts.target_size * (facts.source_size + 1) * facts.itemsize
 

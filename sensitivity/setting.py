@@ -24,6 +24,11 @@ class Setting:
     outputs_per_call: int | None = None
     use_cudnn: bool = False
 
+    @property
+    def bare(self) -> Setting:
+        """The kernel and its knobs alone: two settings run alike where these are equal."""
+        return replace(self, lost=())
+
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "lost": list(self.lost)}
 
@@ -90,15 +95,14 @@ class Choice:
     @property
     def windows_per_second(self) -> float | None:
         """Of the chosen setting, on one worker, where it was timed."""
-        wanted = replace(self.setting, lost=())
-        rates = [t.windows_per_second for t in self.trials if replace(t.setting, lost=()) == wanted]
+        rates = [t.windows_per_second for t in self.trials if t.setting.bare == self.setting.bare]
         return max((rate for rate in rates if rate), default=None)
 
     @property
     def host_bytes(self) -> int:
         """Bytes of the host for one call, of those that were timed too: a GPU has its own."""
         ran = [trial.projected for trial in self.trials if trial.windows_per_second]
-        return 0 if self.kind.startswith("gpu") else max(self.call_bytes, *ran, 0)
+        return 0 if self.kind.startswith("gpu") else max(self.call_bytes, *ran)
 
     @property
     def why(self) -> str:
@@ -108,7 +112,7 @@ class Choice:
             return "by rule, not timed"
         rate = self.windows_per_second
         if rate is None:
-            return "timed, and then made smaller"
+            return "timed, and then changed"
         timed = [trial for trial in self.trials if trial.windows_per_second]
         return f"{rate:,.0f} windows/s, the best of {len(timed)} timed" if len(timed) > 1 else f"{rate:,.0f} windows/s"
 

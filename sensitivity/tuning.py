@@ -2,8 +2,9 @@
 
 Every family of settings (kernel, pfor or loop, XLA or not) is tried once, at a batch that caches may hold. The best of
 them are then tried with more and with fewer windows a call, since what limits them differs: a loop without XLA lives
-on large batches, pfor on small ones. Each trial measures the bytes of a call, which corrects what is projected for the
-next; nothing projected over the budget is run. A trial whose numbers are not the model's is passed over.
+on large batches, pfor on small ones. Nothing projected over the budget is run: XLA's compiler states the bytes of a
+family's first call, each trial measures those of its own, which corrects what is projected for the next. A trial whose
+numbers are not the model's is passed over.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .engine import Tuned
 from .errors import Refused
 from .job import SensitivitySection
 from .model import Target
-from .plan import MiB, call_memory, human_bytes
+from .plan import MiB, bytes_per_window, call_memory, human_bytes
 from .products import relative_error, vjp
 from .setting import Choice, Setting, Trial
 
@@ -28,7 +29,8 @@ PFOR_BYTES = 100 * MiB  # tracing pfor over a recurrent layer: it writes every o
 LEAST_SECONDS, MOST_SECONDS, SHARE = 3.0, 25.0, 0.2
 TRIAL_SECONDS, COMPILING_SECONDS = 0.15, 15.0  # the second: expected of XLA for a graph of many operations
 CHECKED, TOLERANCE = 4, 1e-4  # windows whose vector-Jacobian product is checked, and to what
-MARGIN, LEAST_BYTES = 1.3, 2 * MiB  # of what is projected beyond what was measured; below this, measuring is noise
+AGAIN, SCALED = 1.1, 1.3  # margins over what was measured, for the same call again and for one of another size
+LEAST_BYTES = 2 * MiB  # below this, measuring is noise
 CONTENDER, BETTER, EQUAL = 0.4, 1.03, 0.97
 
 
@@ -79,12 +81,13 @@ def tune(
         search.run()
     best = search.best()
     if best is None:
+        rule = replace(rule, call_bytes=search.projected(rule.setting))
         _require_fits(rule, room, key)
         engine = Tuned(target, rule.setting, limit=room.resident)
         search.require_right(engine)
         return replace(rule, trials=tuple(search.trials)), engine
     call_bytes = search.projected(best.setting)
-    engine = search.engine(best.setting)
+    engine = search.engines[best.setting]
     engine.call_bytes = call_bytes
     engine.limit_to(room.resident)
     choice = replace(rule, setting=best.setting, by="timed", call_bytes=call_bytes, trials=tuple(search.trials))
@@ -110,8 +113,7 @@ class _Search:
     most: int
     total: int
     trials: list[Trial] = field(default_factory=list)
-    _engines: dict[Setting, Tuned] = field(default_factory=dict)
-    _measured: dict[Setting, Trial] = field(default_factory=dict)  # the last one of each family
+    engines: dict[Setting, Tuned] = field(default_factory=dict)  # those that may yet be the best
     _spent: dict[Setting, float] = field(default_factory=dict)  # seconds of a family's last trial
     _expected: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -129,26 +131,24 @@ class _Search:
             self._step(self.best() or best, factor)
 
     def best(self) -> Trial | None:
-        """The fastest; of those as good as equal, the one that takes least memory."""
-        timed = self._timed()
+        """The fastest that fits; of those as good as equal, the one that takes least memory."""
+        timed = [trial for trial in self._timed() if self._fits(trial)]
         if not timed:
             return None
         top = max(map(_rate, timed))
         return min((t for t in timed if _rate(t) >= EQUAL * top), key=lambda t: self.projected(t.setting))
 
-    def engine(self, setting: Setting) -> Tuned:
-        return self._engines[setting]
-
     def projected(self, setting: Setting) -> int:
-        """Bytes of a call: as its family was last measured, in the rule's proportion; else by the rule."""
+        """Bytes of a call: as it, or else its family, was last measured, in the rule's proportion; else by the rule."""
         rule = call_memory(self.target.facts, setting)
-        last = self._measured.get(_family(setting))
+        last = self._last(setting)
         if last is None or last.measured is None:
             return rule
-        scale = max(1.0, rule / call_memory(self.target.facts, last.setting))
-        if setting.windows_per_call < last.setting.windows_per_call:
-            scale = 1.0
-        return int(MARGIN * max(last.measured, LEAST_BYTES) * scale)
+        same = last.setting.bare == setting.bare
+        scale = 1.0 if same else rule / call_memory(self.target.facts, last.setting)
+        if last.measured <= LEAST_BYTES:
+            return min(rule, int(LEAST_BYTES * max(1.0, scale)))
+        return int((AGAIN if same else SCALED) * last.measured * scale)
 
     def require_right(self, engine: Tuned) -> None:
         """Refuse a kernel that was not timed, and whose numbers are not the model's.
@@ -175,12 +175,19 @@ class _Search:
             sized = first_size(family, self.target.facts, self.room.call, self.most)
         else:
             sized = replace(family, windows_per_call=min(self.wanted.windows_per_call, self.most))
+        if sized is None and self._compiler_tells(family):
+            sized = family
         if sized is None:
             needed = call_memory(self.target.facts, family)
             note = f"a window is projected to take {human_bytes(needed)} of {human_bytes(self.room.call)}"
             self.trials.append(Trial(family, needed, note=note))
             return
-        self._try(sized)
+        trial = self._try(sized)
+        while trial is not None and self.wanted.windows_per_call == "auto" and not self._fits(trial):
+            trial = self._step(trial, 0.5)
+
+    def _fits(self, trial: Trial) -> bool:
+        return self.projected(trial.setting) <= self.room.call
 
     def _climb(self, trial: Trial) -> None:
         """More windows a call while that helps; else fewer."""
@@ -204,8 +211,8 @@ class _Search:
         return min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * work))
 
     def _why_not(self, setting: Setting, projected: int) -> str:
-        if projected > self.room.call:
-            return f"projected to take {human_bytes(projected)} of {human_bytes(self.room.call)}"
+        if projected > self.room.call and not self._compiler_tells(setting):
+            return self._too_large(projected)
         best = self.best()
         if best is None:
             return ""
@@ -217,6 +224,18 @@ class _Search:
         if self.room.resident is not None and taken + projected + self._building(setting) > self.room.resident:
             return "no memory left to try it"
         return ""
+
+    def _too_large(self, projected: int) -> str:
+        return f"projected to take {human_bytes(projected)} of {human_bytes(self.room.call)}"
+
+    def _compiler_tells(self, setting: Setting) -> bool:
+        """Whether XLA is asked what a call takes: the first of a family, where that does not mean minutes more."""
+        return setting.xla and self.target.facts.operations <= MANY_OPERATIONS and not self._last(setting)
+
+    def _last(self, setting: Setting) -> Trial | None:
+        """The last trial of this setting, else of its family, that was run."""
+        ran = [trial for trial in reversed(self._timed()) if _family(trial.setting) == _family(setting)]
+        return next((trial for trial in ran if trial.setting.bare == setting.bare), next(iter(ran), None))
 
     def _building(self, setting: Setting) -> int:
         pfor = setting.kernel != "gradient" and setting.experimental_use_pfor
@@ -232,16 +251,24 @@ class _Search:
                 self.trials.append(Trial(setting, projected, note=note))
             return None
         began = time.perf_counter()
-        trial = self._run(setting, projected)
+        engine = Tuned(self.target, setting)
+        trial = self._run(engine, projected)
         self._spent[_family(setting)] = time.perf_counter() - began
         self.trials.append(trial)
-        return trial if trial.windows_per_second else None
+        if not trial.windows_per_second:
+            return None
+        self._keep(trial, engine)
+        return trial
 
-    def _run(self, setting: Setting, projected: int) -> Trial:
-        engine = Tuned(self.target, setting)
+    def _run(self, engine: Tuned, projected: int) -> Trial:
+        setting = engine.setting
         repeats = -(-setting.windows_per_call // len(self.windows))
         windows = np.concatenate([self.windows] * repeats)[: setting.windows_per_call]
         try:
+            stated = engine.stated_bytes() if self._compiler_tells(setting) else None
+            projected = projected if stated is None else stated + self._on_host(setting)
+            if projected > self.room.call:
+                return Trial(setting, projected, note=self._too_large(projected))
             _, jacobian = engine(windows)
             with meter.measured(gpu=self.room.gpu) as reading:
                 rate = _rate_of_a_call(engine, windows)
@@ -253,16 +280,20 @@ class _Search:
         off = self._error(windows, jacobian)
         if not off <= TOLERANCE:
             return replace(trial, windows_per_second=None, note=f"its numbers are off by {off:.1e}")
-        self._measured[_family(engine.setting)] = trial
-        self._keep(engine, trial)
         return trial
 
-    def _keep(self, engine: Tuned, trial: Trial) -> None:
+    def _on_host(self, setting: Setting) -> int:
+        """Bytes of a call's windows and of two copies of its results, which are the host's own."""
+        facts = self.target.facts
+        window = facts.source_size * facts.itemsize + 2 * bytes_per_window(facts)
+        return 0 if self.room.gpu else setting.windows_per_call * window
+
+    def _keep(self, trial: Trial, engine: Tuned) -> None:
         """Hold on to the kernels that may yet be the best: the others' memory is free again."""
-        floor = EQUAL * max([_rate(trial), *map(_rate, self._timed())])
-        rates = {t.setting: _rate(t) for t in self._timed()} | {trial.setting: _rate(trial)}
-        self._engines[trial.setting] = engine
-        self._engines = {setting: e for setting, e in self._engines.items() if rates[setting] >= floor}
+        rates = {t.setting: _rate(t) for t in self._timed() if self._fits(t)}
+        self.engines[trial.setting] = engine
+        floor = EQUAL * max(rates.values(), default=0.0)
+        self.engines = {setting: e for setting, e in self.engines.items() if rates.get(setting, -1.0) >= floor}
 
     def _error(self, windows: np.ndarray, jacobian: np.ndarray) -> float:
         """Of a random vector's product with the Jacobian of a few windows, against plain reverse mode."""

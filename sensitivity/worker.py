@@ -18,7 +18,7 @@ from .machine import available_memory, peak_memory
 from .model import Target
 from .plan import Shard, Workers, room_for_a_call, worker_memory
 from .series import first_windows, open_series
-from .setting import Choice, Setting
+from .setting import Choice
 from .store import Run, load_run_model
 from .tuning import Room, by_rule, tune
 
@@ -116,7 +116,7 @@ class Worker:
     def _learn(self) -> None:
         """A call that had to be made smaller is what later workers of this kind begin with."""
         setting = self.kernel.setting
-        if _knobs(setting) != _knobs(self.choice.setting):
+        if setting.bare != self.choice.setting.bare:
             self.choice = replace(self.choice, setting=setting, call_bytes=self.kernel.call_bytes)
             self.run.remember(self._wanted, self.choice)
 
@@ -148,10 +148,6 @@ class Worker:
             derived = derived.reshape(-1, *jacobian.shape[1:])
             jacobian[whole[done]] = derived / self._series.std if scaled else derived
         return whole
-
-
-def _knobs(setting: Setting) -> Setting:
-    return replace(setting, lost=())
 
 
 def _halved(choice: Choice, halvings: int) -> Choice:

@@ -21,14 +21,14 @@ from types import ModuleType
 
 import tensorflow as tf
 
-from ..loading import leaf_layers
+from ..layers import leaf_layers, steps_folded
 from ..model import CallFacts, Target
 from ..setting import Setting
 from . import batch_jacobian, forward, gradient
 
 KERNELS: dict[str, ModuleType] = {"gradient": gradient, "batch_jacobian": batch_jacobian, "forward": forward}
 
-__all__ = ["KERNELS", "compile_kernel", "pfor_fallbacks", "why_not"]
+__all__ = ["KERNELS", "compile_kernel", "pfor_fallbacks", "signature", "why_not"]
 
 
 def why_not(name: str, facts: CallFacts) -> str | None:
@@ -38,21 +38,25 @@ def why_not(name: str, facts: CallFacts) -> str | None:
 
 def compile_kernel(target: Target, setting: Setting) -> tf.types.experimental.PolymorphicFunction:
     """The kernel as one `tf.function` of one static shape `(windows_per_call, *input_shape)`."""
-    facts = target.facts
-    signature = [
-        tf.TensorSpec((setting.windows_per_call, *facts.input_shape), facts.dtype),
-        tf.TensorSpec((), "int32"),
-    ]
     kernel = KERNELS[setting.kernel].build(target, setting)
 
     def traced(windows: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        with _cudnn(target, setting.use_cudnn):
+        with _cudnn(target, setting.use_cudnn), steps_folded(target.model):
             return kernel(windows, first)
 
     # TensorFlow counts traces by code object and warns; a partial has none, and each kernel is traced once.
     return tf.function(
-        functools.partial(traced), input_signature=signature, jit_compile=setting.xla or None, autograph=False
+        functools.partial(traced),
+        input_signature=signature(target.facts, setting),
+        jit_compile=setting.xla or None,
+        autograph=False,
     )
+
+
+def signature(facts: CallFacts, setting: Setting) -> tuple[tf.TensorSpec, tf.TensorSpec]:
+    """What a kernel takes: windows, and the number of the first output."""
+    windows = tf.TensorSpec((setting.windows_per_call, *facts.input_shape), facts.dtype)
+    return windows, tf.TensorSpec((), "int32")
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ CHAIN = [
         "job",
         "readers",
         "series",
+        "layers",
         "loading",
         "model",
         "setting",
