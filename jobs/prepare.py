@@ -20,7 +20,6 @@ from sensitivity.plan import (
     human_bytes,
     place,
     plan_run,
-    room_for_a_call,
 )
 from sensitivity.series import Survey, Windows, first_windows, survey
 from sensitivity.setting import Choice
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from sensitivity.engine import Tuned
     from sensitivity.model import ModelFacts, Target
     from sensitivity.tuning import Room
-
-FEW = 64  # windows to prove the model and to time kernels on
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) 
         from sensitivity.audit import require_stateless
         from sensitivity.loading import fingerprint, load_model
         from sensitivity.model import Target, describe
-        from sensitivity.tuning import by_rule
+        from sensitivity.tuning import FEW, by_rule, room_in
 
         here = resources is None
         resources = resources or local()
@@ -93,7 +90,7 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) 
     layout, workers = lay_out(job, found, facts, resources)
     target = Target(model, facts, job.sensitivity.of)
     knows = here and (gpu or not workers.gpus)  # workers are of this process's kind
-    room = _room(facts, layout, workers)
+    room = room_in(workers, facts, layout, limited=False)  # this process's own size is none of the workers'
     rule = by_rule(job.sensitivity, target, room, layout.chunk_windows, "run.memory_per_worker")
     plan = plan_run(job, found, facts, rule, workers, free)  # refuses before anything is timed
     if resume:
@@ -101,26 +98,16 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) 
         if kept is not None and kept.call_bytes <= room.call:
             plan = plan_run(job, found, facts, kept, workers, free)
         return Prepared(job, found, model, known, plan, None)
-    choice, audited = _proved(job, target, room, plan, knows)
+    windows = first_windows(job.series, Windows(0, facts.length, job.windows.stride), job.run.dtype, FEW)
+    choice, audited = _proved(job, target, windows, room, plan, knows)
     return Prepared(job, found, model, known, plan_run(job, found, facts, choice, workers, free), audited)
 
 
-def _room(facts: ModelFacts, layout: Layout, workers: Workers) -> Room:
-    """For a call in one of the workers; timed in this process, whose own size is none of the workers'."""
-    from sensitivity.device import call_budget, has_gpu, kind
-    from sensitivity.tuning import Room
-
-    call = call_budget(room_for_a_call(workers.memory, facts, layout), share=workers.gpus or 1.0)
-    return Room(call, None, has_gpu(), kind(workers.cpus))
-
-
-def _proved(job: Job, target: Target, room: Room, plan: Plan, knows: bool) -> tuple[Choice, Audit]:
+def _proved(job: Job, target: Target, windows: np.ndarray, room: Room, plan: Plan, knows: bool) -> tuple[Choice, Audit]:
     """The setting to run with, and the figures of its audit on a few real windows."""
     from sensitivity.audit import audit, failures_refused, few, require_independent
 
-    facts = plan.facts
-    windows = first_windows(job.series, Windows(0, facts.length, job.windows.stride), job.run.dtype, FEW)
-    samples = few(windows).reshape(-1, *facts.input_shape)
+    samples = few(windows).reshape(-1, *plan.facts.input_shape)
     require_independent(target, samples)
     with failures_refused("differentiated"):
         choice, kernel = _chosen(job, target, windows, room, plan, knows)

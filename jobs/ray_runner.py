@@ -23,7 +23,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from sensitivity import machine
 from sensitivity.commits import Commit, Failure, read_commit, record_failure
@@ -36,7 +36,8 @@ from .ledger import Attempt, Ledger, Trouble, WorkersLost
 from .resources import MEMORY_SHARE, Resources
 
 DEPTH = 2
-LOST_WHILE_STARTING = 3
+LOST_WHILE_STARTING = 3  # answers in a row that a worker cannot be set up
+DIED_WHILE_STARTING = 6  # workers in a row that die of it: from the second on each begins with calls of half the size
 CONNECT_SECONDS, PATIENCE_SECONDS = 5.0, 30.0
 
 
@@ -52,7 +53,7 @@ class ShardWorker:
         from sensitivity.worker import Worker
 
         workers = self._workers
-        use_threads(workers.cpus, gpu=workers.gpus > 0, share=workers.gpus or 1.0)
+        use_threads(workers.cpus, gpu=workers.gpus > 0, share=workers.gpu_share)
         self._worker = Worker(self._path, self._choice, workers, self._halvings)
         self._worker.warm_up()
 
@@ -162,7 +163,7 @@ class _Crew:
     def __init__(self, run: Run, choice: Choice, workers: Workers) -> None:
         self._run, self._choice, self._workers = run, choice, workers
         self._seats: list[_Seat] = []
-        self._hired = self._died = self._lost_while_starting = 0
+        self._hired = self._died = self._lost_while_starting = self._died_while_starting = 0
 
     def work(self, ledger: Ledger) -> Iterator[Commit | Failure]:
         """Until nothing waits and nothing is computed: a worker that Ray has not started by then is not needed."""
@@ -196,7 +197,7 @@ class _Crew:
 
     def _hire(self) -> None:
         options: dict[str, Any] = {"num_cpus": self._workers.cpus, "num_gpus": self._workers.gpus}
-        if self._run.job.run.memory_bytes:
+        if ray.cluster_resources().get("memory"):  # else two workers may be put where there is room for one
             options["memory"] = self._workers.memory
         remote = ray.remote(ShardWorker).options(
             scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0, **options
@@ -229,7 +230,7 @@ class _Crew:
         except RayError as error:
             return self._replace(seat, error, ledger)
         if seat.starting is not None:
-            seat.starting, self._lost_while_starting = None, 0
+            seat.starting, self._lost_while_starting, self._died_while_starting = None, 0, 0
             self._hire_all(len(ledger) - len(self._seats))
             return None
         _, attempt = seat.pending.popleft()
@@ -239,27 +240,30 @@ class _Crew:
         """Put a new worker in the seat of one that is lost; the shard it was computing counts an attempt."""
         self._seats.remove(seat)
         ray.kill(seat.actor)  # it may be unreachable and yet hold its cores
+        died = _died_by_itself(error)
+        self._died += died  # a host out of memory kills without a word: from the second death on, calls are halved
         if seat.starting is not None:
-            self._lost_before_work(error)
+            self._lost_before_work(error, died)
         outcome = None
         attempts = [attempt for _, attempt in seat.pending]
         for attempt in reversed(attempts[1:]):
             ledger.give_back(attempt)
         if attempts:
             outcome = self._failed(seat, attempts[0], Trouble.of(error), ledger)
-            self._died += 1  # a host out of memory kills without a word: from the second death on, calls are halved
         if len(ledger):
             self._hire()
         return outcome
 
-    def _lost_before_work(self, error: RayError) -> None:
-        self._lost_while_starting += 1
-        if self._lost_while_starting < LOST_WHILE_STARTING:
+    def _lost_before_work(self, error: RayError, died: bool) -> None:
+        self._died_while_starting += died
+        self._lost_while_starting += not died
+        if self._lost_while_starting < LOST_WHILE_STARTING and self._died_while_starting < DIED_WHILE_STARTING:
             return
         cause = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, Refused):
             raise cause from error
-        raise WorkersLost(f"{LOST_WHILE_STARTING} workers in a row could not be set up: {cause}") from error
+        lost = self._died_while_starting if died else self._lost_while_starting
+        raise WorkersLost(f"{lost} workers in a row could not be set up: {cause}") from error
 
     def _failed(self, seat: _Seat, attempt: Attempt, trouble: Trouble, ledger: Ledger) -> Commit | Failure | None:
         record = read_commit(self._run, attempt.shard)  # it may have died between its commit and its answer
@@ -269,3 +273,8 @@ class _Crew:
         if failure is not None:
             record_failure(self._run, failure)
         return failure
+
+
+def _died_by_itself(error: RayError) -> bool:
+    """Whether the worker's process ended and its node did not: out of memory, as like as not."""
+    return isinstance(error, ActorDiedError) and not error.preempted and "node has died" not in str(error)

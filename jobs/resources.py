@@ -36,7 +36,9 @@ def hold(job: Job, *, gpu: bool) -> None:
     """Hold this process to a worker's threads and, unless it computes itself, to no GPU. Before any operation."""
     from sensitivity.device import use_threads
 
-    use_threads(job.run.cpus_per_worker, gpu=gpu and job.run.gpus_per_worker != 0)
+    asked = job.run.gpus_per_worker
+    share = 1.0 if asked == "auto" or not asked else float(asked)
+    use_threads(job.run.cpus_per_worker, gpu=gpu and asked != 0, share=share)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from .ledger import Ledger, Trouble
 
 def run_serial(run: Run, ledger: Ledger, choice: Choice, workers: Workers) -> Iterator[Commit | Failure]:
     """Compute every shard of the ledger, one after another; yields what became of each."""
-    use_threads(workers.cpus, gpu=workers.gpus > 0, share=workers.gpus or 1.0)
+    use_threads(workers.cpus, gpu=workers.gpus > 0, share=workers.gpu_share)
     worker = Worker(run.path, choice, workers)
     worker.warm_up()
     while (attempt := ledger.take()) is not None:

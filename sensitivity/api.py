@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -109,8 +108,9 @@ def jacobian(
     """∂ model(windows) / ∂ windows, window by window: `tape.batch_jacobian` that fits in memory, at its fastest.
 
     windows: `(batch, *source)`, usually `(batch, lag, feature)`; anything NumPy takes, in the model's units.
-    memory: bytes to use above what the process has, as a number or "2GB", the result and the compiler included; less
-        than the 160 MB that compiling may take bounds the calls alone. None: half of what is available.
+    memory: bytes to use above what the process has, as a number or "2GB": a copy of the windows in the model's dtype,
+        the result, the compiler and the calls. Less than 340 MB leave the compiler out: its 170 MB are then beyond it.
+        None: half of what is available.
     of: "output", or the name of one of several outputs.
     kernel: "auto", "gradient", "batch_jacobian" or "forward"; what is left at "auto", as windows_per_call,
         experimental_use_pfor and parallel_iterations, is chosen by timing on these windows, for 3 seconds or a fifth
@@ -136,13 +136,15 @@ def jacobian(
         source = _source(windows, _dtype(model))
         store = _kept(model)
         target = _described(model, source, of, store)
-        room = _room(target.facts, len(source), budget, baseline)
+        copied = 0 if isinstance(windows, np.ndarray) and np.may_share_memory(source, windows) else source.nbytes
+        room = _room(target.facts, len(source), budget, baseline, copied)
         reused, choice, engine = _engine(store, wanted, target, room, source)
+        engine.limit_to(None if room.resident is None else baseline + budget)
         searched = (peak() or baseline) - baseline
         ready = machine.resident_memory() - meter.reusable() - baseline
         needed = ready + (0 if room.gpu else engine.call_bytes) + _result_bytes(target.facts, len(source))
         projected = int(1.05 * max(searched, needed)) + 16 * MiB
-        result = _run(engine, choice, source)
+        result = _run(engine, source)
         highest = peak()
     if not report:
         return result
@@ -193,20 +195,22 @@ def _described(model: keras.Model, source: np.ndarray, of: str, store: _Kept) ->
     return Target(model, facts, of)
 
 
-def _room(facts: CallFacts, windows: int, budget: int, baseline: int) -> Room:
-    """What is left for a call beside the result and the compiler."""
-    result = _result_bytes(facts, windows)
-    if result > budget:
+def _room(facts: CallFacts, windows: int, budget: int, baseline: int, copied: int) -> Room:
+    """What is left for a call beside the result, the windows' copy and the compiler."""
+    result, compiler = _result_bytes(facts, windows), BUILD_BYTES if budget > 2 * BUILD_BYTES else 0
+    left = budget - result - copied - compiler
+    if left <= 0:
+        parts = {"the Jacobian": result, "a copy of the windows": copied, "compiling": compiler}
         raise Refused(
             "memory",
             given=human_bytes(budget),
-            allowed=f"{human_bytes(result)} or more, which the Jacobian of {windows:,} windows takes by itself",
+            allowed=f"more than {human_bytes(budget - left)}, which {windows:,} windows take beside any call: "
+            + ", ".join(f"{human_bytes(size)} for {what}" for what, size in parts.items() if size),
             remedy="give more memory or fewer windows at a time, or run a job, which keeps results on disk",
         )
-    left = max(budget // 4, budget - result - BUILD_BYTES)
-    limit = baseline + budget if budget > 2 * BUILD_BYTES else None
     on_gpu = has_gpu()
-    return Room(min(left, call_budget(left)), None if on_gpu else limit, on_gpu, kind(machine.cores()))
+    limit = baseline + budget - result if compiler and not on_gpu else None  # the result is not there yet
+    return Room(call_budget(left), limit, on_gpu, kind(machine.cores()))
 
 
 def _result_bytes(facts: CallFacts, windows: int) -> int:
@@ -222,37 +226,45 @@ def _engine(
     if wanted.windows_per_call != "auto":
         most = max(most, min(wanted.windows_per_call, len(source)))
     key = (facts.input_shape, target.of, facts.dtype, wanted, most)
-    if key in store and store[key][0].call_bytes <= room.call:
-        choice, engine = store[key]
-        engine.limit_to(room.resident)
-        return True, choice, engine
+    if key in store and store[key].serves(room):
+        return True, store[key].choice, store[key].engine
     if not len(source):
         setting = Setting("batch_jacobian", 1)
         return False, Choice(setting, "rule", 0), Tuned(target, setting)
     some = np.ascontiguousarray(source[np.linspace(0, len(source) - 1, min(TIMED_ON, len(source))).astype(int)])
-    store[key] = tune(wanted, target, some, room, most, len(source), key="memory")
-    return (False, *store[key])
+    choice, engine = tune(wanted, target, some, room, most, len(source), key="memory")
+    store[key] = _Tuned(choice, engine, room.call)
+    return False, choice, engine
 
 
-def _run(engine: Tuned, choice: Choice, source: np.ndarray) -> np.ndarray:
-    facts = engine.target.facts
+@dataclass(frozen=True)
+class _Tuned:
+    """A choice and its kernel, found with `call` bytes for a call."""
+
+    choice: Choice
+    engine: Tuned
+    call: int
+
+    def serves(self, room: Room) -> bool:
+        """It fits, and was not chosen for want of a memory that is there by now."""
+        short = 5 * self.choice.call_bytes > self.call or self.engine.setting.bare != self.choice.setting.bare
+        return self.engine.call_bytes <= room.call and not (short and room.call >= 2 * self.call)
+
+
+def _run(engine: Tuned, source: np.ndarray) -> np.ndarray:
+    """All windows; what will take longer than `LONG_SECONDS`, as its first call tells, shows its progress."""
+    facts, started = engine.target.facts, time.time()
     result = np.empty((len(source), *facts.target_shape, *facts.input_shape), facts.dtype)
-    rate = choice.windows_per_second
-    with _progress(len(source), rate is not None and len(source) / rate > LONG_SECONDS) as advance:
+    advance = None
+    with ExitStack() as shown:
         for done, (_, block) in engine.calls(source.__getitem__, len(source)):
             result[done] = block
-            advance(done.stop - done.start)
+            if advance is not None:
+                advance(done.stop - done.start, started)
+            elif (time.time() - started) * (len(source) / done.stop - 1) > LONG_SECONDS:
+                advance = shown.enter_context(progress(len(source), 0))
+                advance(done.stop, started)
     return result
-
-
-@contextmanager
-def _progress(total: int, shown: bool) -> Iterator[Any]:
-    if not shown:
-        yield lambda count: None
-        return
-    started = time.time()
-    with progress(total, 0) as advance:
-        yield lambda count: advance(count, started)
 
 
 class _Kept(dict[Any, Any]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from .errors import Refused
@@ -32,15 +31,18 @@ def choose(
 ) -> Setting:
     """The setting to take untried, with `memory` bytes for one call, and at most `windows` windows to do at once.
 
-    The first of the `families`. What the user gives is kept; `Refused` where it cannot be, in the name of `key` where
-    the memory is too small for a single window.
+    The first of the `families` that fits; where none does, fewer outputs a call of the one that takes least. What the
+    user gives is kept; `Refused` where it cannot be, in the name of `key` where the memory is too small for a window.
     """
-    setting = families(wanted, facts, gpu=gpu)[0]
+    able = families(wanted, facts, gpu=gpu)
     if wanted.windows_per_call != "auto":
-        return replace(setting, windows_per_call=min(wanted.windows_per_call, windows))
+        given = [replace(setting, windows_per_call=min(wanted.windows_per_call, windows)) for setting in able]
+        fits = [setting for setting in given if call_memory(facts, setting) <= memory]
+        return fits[0] if fits else min(given, key=lambda setting: call_memory(facts, setting))
     most = max(1, min(RULE_WINDOWS, RULE_ROWS // facts.target_size))
-    fitting = largest(setting, facts, memory, windows, most)
-    return fitting if fitting is not None else split(setting, facts, memory, key)
+    sized = (largest(setting, facts, memory, windows, most) for setting in able)
+    fitting = next((setting for setting in sized if setting is not None), None)
+    return fitting or split(min(able, key=lambda setting: call_memory(facts, setting)), facts, memory, key)
 
 
 def families(wanted: SensitivitySection, facts: CallFacts, *, gpu: bool = False) -> list[Setting]:
@@ -51,16 +53,13 @@ def families(wanted: SensitivitySection, facts: CallFacts, *, gpu: bool = False)
     """
     if wanted.kernel != "auto":
         _require_able(wanted, facts)
+    rows = None if wanted.parallel_iterations == "auto" else wanted.parallel_iterations
     found = [
-        Setting(kernel, 1, experimental_use_pfor=pfor, parallel_iterations=side_by_side, xla=xla)
+        Setting(kernel, 1, pfor, rows, xla, lost=_lost(kernel, facts, pfor, xla))
         for kernel in _kernels(wanted, facts)
         for pfor, xla in _ways(kernel, facts)
-        for side_by_side in [None if wanted.parallel_iterations == "auto" else wanted.parallel_iterations]
-        if kernel == "gradient" or wanted.experimental_use_pfor in ("auto", pfor)
+        if kernel == "gradient" or (pfor in _pfor(wanted) and not (pfor and rows == 1))
     ]
-    if wanted.experimental_use_pfor is not False and (wanted.parallel_iterations == 1):
-        found = [setting for setting in found if not setting.experimental_use_pfor or setting.kernel == "gradient"]
-    found = [replace(setting, lost=_lost(setting, facts)) for setting in found]
     if facts.operations > MANY_OPERATIONS:
         found.sort(key=lambda setting: setting.xla)
     if gpu and facts.recurrent:
@@ -82,21 +81,22 @@ def _kernels(wanted: SensitivitySection, facts: CallFacts) -> list[str]:
     return ["batch_jacobian"]
 
 
-def _ways(kernel: str, facts: CallFacts) -> Iterator[tuple[bool, bool]]:
+def _pfor(wanted: SensitivitySection) -> tuple[bool, ...]:
+    return (True, False) if wanted.experimental_use_pfor == "auto" else (wanted.experimental_use_pfor,)
+
+
+def _ways(kernel: str, facts: CallFacts) -> list[tuple[bool, bool]]:
     """(pfor, XLA) that are possible, best first."""
-    xla = why_no_xla(facts) is None
-    if kernel == "gradient":
-        yield from [(True, True), (True, False)] if xla else [(True, False)]
-    elif facts.recurrent:
-        if xla:
-            yield False, True
-        yield False, False
-        if kernel != "forward":  # nor has a recurrent loop's second pass a place in pfor
-            yield True, False
-    else:
-        yield from (
-            [(True, True), (False, False), (True, False), (False, True)] if xla else [(False, False), (True, False)]
-        )
+    ways = [(False, True), (False, False), (True, False), (True, True)]
+    if kernel == "gradient":  # there is nothing to loop over
+        ways = [(True, True), (True, False)]
+    elif not facts.recurrent:
+        ways = [(True, True), (False, False), (True, False), (False, True)]
+    return [(pfor, xla) for pfor, xla in ways if _why_not(kernel, facts, pfor, xla) is None]
+
+
+def _why_not(kernel: str, facts: CallFacts, pfor: bool, xla: bool) -> str | None:
+    return why_not(kernel, facts, pfor=pfor, xla=xla) or (why_no_xla(facts) if xla else None)
 
 
 def why_no_xla(facts: CallFacts) -> str | None:
@@ -110,24 +110,18 @@ def why_no_xla(facts: CallFacts) -> str | None:
     return None if facts.smooth else "the model's derivative has jumps, where another rounding shows"
 
 
-def _lost(setting: Setting, facts: CallFacts) -> tuple[str, ...]:
-    if setting.xla:
-        return ()
-    reason = why_no_xla(facts)
-    if reason is None and facts.recurrent and setting.kernel != "gradient" and setting.experimental_use_pfor:
-        reason = "it has no kernel for the lists that pfor makes of a recurrent loop"
+def _lost(kernel: str, facts: CallFacts, pfor: bool, xla: bool) -> tuple[str, ...]:
+    reason = None if xla else _why_not(kernel, facts, pfor, True)
     return () if reason is None else (f"XLA: {reason}",)
 
 
 def _require_able(wanted: SensitivitySection, facts: CallFacts) -> None:
-    reason = why_not(wanted.kernel, facts)
-    if reason is None and wanted.kernel == "forward" and facts.recurrent and wanted.experimental_use_pfor is True:
-        reason = "pfor cannot pass a recurrent loop twice"
-    if reason is not None:
+    reasons = [why_not(wanted.kernel, facts, pfor=pfor) for pfor in _pfor(wanted)]
+    if None not in reasons:
         able = [name for name in KERNELS if why_not(name, facts) is None]
         raise Refused(
             "sensitivity.kernel",
-            given=f'"{wanted.kernel}": {reason}',
+            given=f'"{wanted.kernel}": {reasons[0]}',
             allowed=", ".join(f'"{name}"' for name in ("auto", *able)),
             remedy='set it to "auto", and leave experimental_use_pfor out',
         )
@@ -150,6 +144,16 @@ def largest(setting: Setting, facts: CallFacts, memory: int, windows: int, most:
             return sized
         size //= 2
     return None
+
+
+def halved(setting: Setting, facts: CallFacts) -> Setting | None:
+    """Half the windows a call; of a single window no pfor over inputs, else half the outputs; None: it is smallest."""
+    outputs = setting.outputs_per_call or facts.target_size
+    if setting.windows_per_call > 1:
+        return replace(setting, windows_per_call=setting.windows_per_call // 2)
+    if setting.kernel == "forward" and setting.experimental_use_pfor:
+        return replace(setting, experimental_use_pfor=False, parallel_iterations=None)
+    return replace(setting, outputs_per_call=outputs // 2) if outputs > 1 else None
 
 
 def split(setting: Setting, facts: CallFacts, memory: int, key: str) -> Setting:

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from . import machine, meter
+from .candidates import halved
 from .kernels import compile_kernel, pfor_fallbacks, signature
 from .model import Target
 from .plan import call_memory, human_bytes
@@ -155,23 +156,18 @@ class Tuned:
         return False
 
     def _shrink(self, reason: str, there: int | None = None) -> None:
-        """Half the windows a call; of a single window half the outputs; of a single output the end."""
-        before, facts = self.setting, self.target.facts
-        outputs = before.outputs_per_call or facts.target_size
-        if before.windows_per_call > 1:
-            lost = f"{before.windows_per_call} windows a call: {reason}"
-            after = replace(before, windows_per_call=before.windows_per_call // 2, lost=(*before.lost, lost))
-        elif outputs > 1:
-            lost = f"{outputs} outputs a call: {reason}"
-            after = replace(before, outputs_per_call=outputs // 2, lost=(*before.lost, lost))
-        else:
+        """The same in smaller calls, or the end."""
+        before = self.setting
+        after = halved(before, self.target.facts)
+        if after is None:
             have = machine.available_memory() if there is None else there
             raise MemoryError(
                 f"one window does not fit: {before} is projected to need {human_bytes(self.call_bytes)}, "
                 f"and {human_bytes(have)} are there; give the worker more memory, or run fewer workers"
             )
+        facts = self.target.facts
         self.call_bytes = -(-self.call_bytes * call_memory(facts, after) // call_memory(facts, before))
-        self._adopt(after)
+        self._adopt(replace(after, lost=(*before.lost, f"{before.extent}: {reason}")))
 
     def _drop_xla(self, error: Exception) -> None:
         reason = str(error).strip().partition("\n")[0][:200]

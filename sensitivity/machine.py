@@ -10,26 +10,64 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-_CGROUP, _STATUS = Path("/sys/fs/cgroup"), Path("/proc/self/status")
+_CGROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_MEMORY, _STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
 _highest = 0
 
 
 def cores() -> int:
     """Cores this process may use: its CPU affinity, within the container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
-    if quota.isdigit() and period.strip().isdigit():
-        count = min(count, max(1, int(quota) // int(period)))
+    for quota, period in _quotas():
+        if quota.isdigit() and period.isdigit():
+            count = min(count, max(1, int(quota) // int(period)))
     return count
 
 
+def _quotas() -> Iterator[tuple[str, str]]:
+    """(microseconds of all cores, period) of each control group, as version 2 and version 1 of them have it."""
+    for group in _groups("", "cpu.max"):
+        quota, _, period = _read(group / "cpu.max").partition(" ")
+        yield quota, period
+    for group in _groups("cpu", "cpu.cfs_quota_us"):
+        yield _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
+
+
 def available_memory() -> int:
-    """Bytes that can be taken without swapping: what the kernel says is available, within the container's limit."""
-    available = _status_bytes(Path("/proc/meminfo"), "MemAvailable") or 4 << 30
-    limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
-    if limit.isdigit() and used.isdigit():
-        available = min(available, max(0, int(limit) - int(used)))
+    """Bytes that can be taken without swapping: what the kernel says is available, within the container's limits."""
+    available = _status_bytes(_MEMORY, "MemAvailable") or 4 << 30
+    for limit, used in _limits():
+        available = min(available, max(0, limit - used))
     return available
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """(limit, used) bytes of each control group that has a limit. Cached files are not in use: they make room."""
+    kinds = {"": ("memory.max", "memory.current", "inactive_file"), "memory": _LIMITS_OF_VERSION_1}
+    for controller, (limit, used, cached) in kinds.items():
+        for group in _groups(controller, limit):
+            most, now = _read(group / limit), _read(group / used)
+            if most.isdigit() and now.isdigit():
+                yield int(most), int(now) - _statistic(group / "memory.stat", cached)
+
+
+_LIMITS_OF_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _groups(controller: str, file: str) -> Iterator[Path]:
+    """This process's control group and those around it that have `file`; controller: "" in version 2.
+
+    In a container the names are often the host's: what is not there is passed over, the root is always looked at.
+    """
+    for line in _read(_OWN_GROUPS).splitlines() or ["0::/"]:
+        _, controllers, name = line.split(":", 2)
+        if controller in controllers.split(","):
+            own = _CGROUPS / controller / name.strip("/")
+            yield from (group for group in (own, *own.parents) if (group / file).exists())
+
+
+def _statistic(path: Path, name: str) -> int:
+    return next((int(line.split()[1]) for line in _read(path).splitlines() if line.startswith(f"{name} ")), 0)
 
 
 def resident_memory() -> int:

@@ -69,6 +69,11 @@ class Workers:
     gpus: float
     memory: int
 
+    @property
+    def gpu_share(self) -> float:
+        """Of one GPU: 1 for a worker that has a whole one, several or none."""
+        return self.gpus or 1.0
+
 
 @dataclass(frozen=True)
 class Plan:

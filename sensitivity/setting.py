@@ -29,6 +29,12 @@ class Setting:
         """The kernel and its knobs alone: two settings run alike where these are equal."""
         return replace(self, lost=())
 
+    @property
+    def extent(self) -> str:
+        """How much of the work one call does."""
+        outputs = f", {self.outputs_per_call:,} outputs" if self.outputs_per_call else ""
+        return f"{self.windows_per_call:,} windows{outputs} a call"
+
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "lost": list(self.lost)}
 
@@ -102,7 +108,7 @@ class Choice:
     def host_bytes(self) -> int:
         """Bytes of the host for one call, of those that were timed too: a GPU has its own."""
         ran = [trial.projected for trial in self.trials if trial.windows_per_second]
-        return 0 if self.kind.startswith("gpu") else max(self.call_bytes, *ran)
+        return 0 if self.kind.startswith("gpu") else max([self.call_bytes, *ran])
 
     @property
     def why(self) -> str:

@@ -16,11 +16,12 @@ import numpy as np
 
 from . import machine, meter
 from .candidates import MANY_OPERATIONS, choose, even, families, first_size
+from .device import call_budget, has_gpu, kind
 from .engine import Tuned
 from .errors import Refused
 from .job import SensitivitySection
-from .model import Target
-from .plan import MiB, bytes_per_window, call_memory, human_bytes
+from .model import ModelFacts, Target
+from .plan import Layout, MiB, Workers, bytes_per_window, call_memory, human_bytes, room_for_a_call
 from .products import relative_error, vjp
 from .setting import Choice, Setting, Trial
 
@@ -32,6 +33,8 @@ CHECKED, TOLERANCE = 4, 1e-4  # windows whose vector-Jacobian product is checked
 AGAIN, SCALED = 1.1, 1.3  # margins over what was measured, for the same call again and for one of another size
 LEAST_BYTES = 2 * MiB  # below this, measuring is noise
 CONTENDER, BETTER, EQUAL = 0.4, 1.03, 0.97
+FEW = 64  # windows to prove a job's model and to time its kernels on
+UNSEEN_GPU = "gpu: a worker's"
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,18 @@ class Room:
     resident: int | None = None
     gpu: bool = False
     kind: str = ""
+
+
+def room_in(workers: Workers, facts: ModelFacts, layout: Layout, *, limited: bool) -> Room:
+    """What one of `workers` has for a call, on the device that this process holds.
+
+    limited: this process is such a worker, and not to outgrow its memory.
+    """
+    on_gpu = has_gpu()
+    call = call_budget(room_for_a_call(workers.memory, facts, layout), share=workers.gpu_share)
+    # A driver sees no GPU of its workers': what they have for a call, they find out themselves.
+    device = UNSEEN_GPU if workers.gpus and not on_gpu else kind(workers.cpus)
+    return Room(call, workers.memory if limited and not on_gpu else None, on_gpu, device)
 
 
 def is_given(wanted: SensitivitySection) -> bool:
@@ -182,9 +197,10 @@ class _Search:
             note = f"a window is projected to take {human_bytes(needed)} of {human_bytes(self.room.call)}"
             self.trials.append(Trial(family, needed, note=note))
             return
-        trial = self._try(sized)
-        while trial is not None and self.wanted.windows_per_call == "auto" and not self._fits(trial):
-            trial = self._step(trial, 0.5)
+        trial, size = self._try(sized), sized.windows_per_call
+        while trial is not None and not self._fits(trial) and size > 1 and self.wanted.windows_per_call == "auto":
+            size //= 2
+            trial = self._step(trial, size / trial.setting.windows_per_call) or trial
 
     def _fits(self, trial: Trial) -> bool:
         return self.projected(trial.setting) <= self.room.call

@@ -11,26 +11,24 @@ from pathlib import Path
 
 import numpy as np
 
+from .candidates import halved
 from .commits import Commit, Results, commit, read_commit
-from .device import call_budget, has_gpu, kind
 from .engine import Tuned
 from .machine import available_memory, peak_memory
-from .model import Target
-from .plan import Shard, Workers, room_for_a_call, worker_memory
+from .model import CallFacts, Target
+from .plan import Shard, Workers, call_memory, worker_memory
 from .series import first_windows, open_series
 from .setting import Choice
 from .store import Run, load_run_model
-from .tuning import Room, by_rule, tune
-
-FEW = 64  # windows to time kernels on
+from .tuning import FEW, by_rule, room_in, tune
 
 
 class Worker:
     """Computes shards of one run.
 
-    choice: None, or one by rule: this worker takes what an earlier one of its kind found fastest, or finds it and keeps
-    it for others. workers: of which this is one, with the memory that it may take; None: whatever is there. halvings:
-    how often to halve the windows a call, for workers before this one died.
+    choice: the user's is kept. Else this worker takes what an earlier one of its kind has kept with the run, else a
+    choice timed for its kind, else finds the fastest and keeps it for others. workers: of which this is one, with the
+    memory that it may take; None: whatever is there. halvings: how often to halve its calls, for earlier workers died.
     """
 
     def __init__(
@@ -40,13 +38,15 @@ class Worker:
         self._results = Results(self.run)
         self._series = open_series(self.run.series, self.run.facts.dtype)
         self._target = Target(load_run_model(self.run), self.run.facts, self.run.job.sensitivity.of)
-        self._room = _room(self.run, workers)
+        alone = Workers(1, self.run.job.run.cpus_per_worker, 0.0, available_memory())
+        self._room = room_in(workers or alone, self.run.facts, self.run.layout, limited=workers is not None)
         wanted = self.run.job.sensitivity
         self._wanted = wanted.model_copy(update=choice.asked) if choice else wanted
-        if choice is None or choice.by == "rule" or (choice.by == "timed" and choice.kind != self._room.kind):
-            choice = self.run.remembered(self._wanted, self._room.kind)
+        if choice is None or choice.by != "given":  # what a worker has learned since is better than the plan's
+            planned = choice if choice and choice.by == "timed" and choice.kind == self._room.kind else None
+            choice = self.run.remembered(self._wanted, self._room.kind) or planned
         if halvings:
-            choice = _halved(choice or self._by_rule(), halvings)
+            choice = _smaller(choice or self._by_rule(), halvings, self.run.facts)
         if choice is not None and choice.call_bytes <= self._room.call:
             self.choice = choice
             self.kernel = Tuned(self._target, choice.setting, call_bytes=choice.call_bytes, limit=self._room.resident)
@@ -150,18 +150,13 @@ class Worker:
         return whole
 
 
-def _halved(choice: Choice, halvings: int) -> Choice:
+def _smaller(choice: Choice, halvings: int, facts: CallFacts) -> Choice:
+    """The choice with its calls halved so many times, or as often as can be."""
     setting = choice.setting
-    size = max(1, setting.windows_per_call >> halvings)
-    lost = f"{setting.windows_per_call} windows a call: workers died"
-    smaller = replace(setting, windows_per_call=size, lost=(*setting.lost, lost))
-    return replace(choice, setting=smaller, call_bytes=-(-choice.call_bytes * size // setting.windows_per_call))
-
-
-def _room(run: Run, workers: Workers | None) -> Room:
-    """What one of the run's workers has for a call, on the device that this process holds."""
-    cpus, share = (workers.cpus, workers.gpus) if workers else (run.job.run.cpus_per_worker, 1.0)
-    memory = workers.memory if workers else available_memory()
-    call = call_budget(room_for_a_call(memory, run.facts, run.layout), share=share or 1.0)
-    on_gpu = has_gpu()
-    return Room(call, None if on_gpu or workers is None else workers.memory, on_gpu, kind(cpus))
+    for _ in range(halvings):
+        setting = halved(setting, facts) or setting
+    if setting == choice.setting:
+        return choice
+    lost = f"{choice.setting.extent}: workers died"
+    size = -(-choice.call_bytes * call_memory(facts, setting) // call_memory(facts, choice.setting))
+    return replace(choice, setting=replace(setting, lost=(*setting.lost, lost)), call_bytes=size)

@@ -1,7 +1,7 @@
 """How a batch of windows is differentiated: one module a kernel, one signature.
 
-A kernel module has `why_not(facts) -> str | None`, the reason it cannot serve a model, and `build(target, setting)`,
-a function from windows `(batch, *input_shape)` and the number of the first output to
+A kernel module has `why_not(facts, *, pfor, xla) -> str | None`, the reason it cannot serve a model in that way, and
+`build(target, setting)`, a function from windows `(batch, *input_shape)` and the number of the first output to
 
     prediction  (batch, *target_shape)           the target itself, from the same forward pass
     block       (batch, outputs, *input_shape)   ∂ outputs / ∂ window, for `outputs_per_call` outputs from the first on
@@ -31,9 +31,9 @@ KERNELS: dict[str, ModuleType] = {"gradient": gradient, "batch_jacobian": batch_
 __all__ = ["KERNELS", "compile_kernel", "pfor_fallbacks", "signature", "why_not"]
 
 
-def why_not(name: str, facts: CallFacts) -> str | None:
-    """Why the kernel `name` cannot serve the model, or None where it can."""
-    return KERNELS[name].why_not(facts)
+def why_not(name: str, facts: CallFacts, *, pfor: bool = False, xla: bool = False) -> str | None:
+    """Why the kernel `name` cannot serve the model so, by pfor or a loop, by XLA or not; None where it can."""
+    return KERNELS[name].why_not(facts, pfor=pfor, xla=xla)
 
 
 def compile_kernel(target: Target, setting: Setting) -> tf.types.experimental.PolymorphicFunction:

@@ -9,7 +9,9 @@ from ..setting import Setting
 from .rows import rows, side_by_side
 
 
-def why_not(facts: CallFacts) -> str | None:
+def why_not(facts: CallFacts, *, pfor: bool, xla: bool) -> str | None:
+    if facts.recurrent and pfor and xla:
+        return "it has no kernel for the lists that pfor makes of a recurrent loop"
     return None
 
 

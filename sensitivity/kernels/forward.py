@@ -18,8 +18,8 @@ from .rows import rows, side_by_side
 _ZERO = tf.UnconnectedGradients.ZERO
 
 
-def why_not(facts: CallFacts) -> str | None:
-    return None
+def why_not(facts: CallFacts, *, pfor: bool, xla: bool) -> str | None:
+    return "pfor cannot pass a recurrent loop twice" if facts.recurrent and pfor else None
 
 
 def build(target: Target, setting: Setting):

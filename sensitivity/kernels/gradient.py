@@ -8,7 +8,7 @@ from ..model import CallFacts, Target
 from ..setting import Setting
 
 
-def why_not(facts: CallFacts) -> str | None:
+def why_not(facts: CallFacts, *, pfor: bool, xla: bool) -> str | None:
     if facts.target_size == 1:
         return None
     return f"the model gives {facts.target_size} numbers a window, and a gradient serves one"

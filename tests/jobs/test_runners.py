@@ -161,6 +161,18 @@ def test_a_shard_that_kills_every_worker_is_given_up(write_job, ray_session, tmp
     assert summary.done == 3
 
 
+def test_workers_that_die_of_their_first_call_begin_with_a_smaller_one(write_job, ray_session, tmp_path):
+    (tmp_path / "greedy.py").write_text(
+        POISON.format(harm="os.kill(os.getpid(), 9)").replace("windows.max() > 50", "len(windows) > 5")
+    )
+    knobs = {"kernel": "gradient", "windows_per_call": 10}
+    file = write_job({"path": "greedy:build"}, run={"shard_windows": 10, "workers": 1}, sensitivity=knobs)
+    run, plan = started(Job.load(file))
+    outcomes = list(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.choice, plan.workers))
+    assert {(record.attempt, record.setting["windows_per_call"]) for record in outcomes} == {(1, 5)}
+    assert len(outcomes) == run.layout.shard_count
+
+
 def started(job: Job) -> tuple[Run, Plan]:
     prepared = prepare(job, Resources(2, 0, 8 * 10**9))
     return prepared.open_or_create(), prepared.plan

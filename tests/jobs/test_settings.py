@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import xarray as xr
+from keras import layers
 
 from jobs import ray_runner
 from jobs.driver import How, resume, run_job
@@ -23,7 +24,7 @@ from sensitivity.loading import load_file
 from sensitivity.plan import Workers
 from sensitivity.store import Run
 from sensitivity.worker import Worker
-from tests.conftest import cut, frame, tape_jacobian, worst
+from tests.conftest import FEATURES, cut, frame, sequential, tape_jacobian, worst
 
 GB = 10**9
 CLUSTER = Resources(2, 0, 8 * GB)  # of which nothing is known: its workers time kernels themselves
@@ -62,13 +63,29 @@ def test_a_run_that_runs_out_of_memory_three_times_finishes_with_the_tapes_numbe
 
 
 def test_a_smaller_call_is_what_later_workers_begin_with(write_job, monkeypatch):
-    run = prepare(Job.load(write_job(run={"shard_windows": 30})), CLUSTER).open_or_create()
-    first = Worker(run.path)
+    run = prepare(Job.load(write_job(run={"shard_windows": 30}))).open_or_create()
+    assert run.choice.by == "timed"
+    first = Worker(run.path, run.choice)
     before = first.kernel.setting.windows_per_call
     first.kernel._shrink("out of memory")
     first.compute(run.layout.shard(0))
     monkeypatch.setattr(worker, "tune", no_tuning)
-    assert Worker(run.path).kernel.setting.windows_per_call == before // 2
+    assert Worker(run.path, run.choice).kernel.setting.windows_per_call == before // 2
+
+
+def test_workers_for_those_that_died_begin_with_smaller_calls(write_job):
+    knobs = {"kernel": "batch_jacobian", "windows_per_call": 8, "experimental_use_pfor": False}
+    model = sequential((6, len(FEATURES)), layers.Flatten(), layers.Dense(4))
+    run = prepare(Job.load(write_job(model, run={"shard_windows": 30}, sensitivity=knobs)), CLUSTER).open_or_create()
+    settings = [Worker(run.path, run.choice, None, halvings).kernel.setting for halvings in (0, 1, 3, 5, 9)]
+    assert [(s.windows_per_call, s.outputs_per_call) for s in settings] == [
+        (8, None),
+        (4, None),
+        (1, None),
+        (1, 1),
+        (1, 1),
+    ]
+    assert settings[3].lost[-1] == "8 windows a call: workers died"
 
 
 def test_the_first_worker_of_a_kind_finds_the_setting_for_all(write_job, monkeypatch):
@@ -83,7 +100,7 @@ def test_the_first_worker_of_a_kind_finds_the_setting_for_all(write_job, monkeyp
     with monkeypatch.context() as patched:
         patched.setattr(worker, "tune", no_tuning)
         assert Worker(run.path, run.choice).choice == first.choice
-    monkeypatch.setattr(worker, "kind", lambda cpus: "another processor")
+    monkeypatch.setattr(tuning, "kind", lambda cpus: "another processor")
     assert Worker(run.path, run.choice).choice.kind == "another processor"
     assert len(json.loads((run.path / "tuning.json").read_text())["settings"]) == 2
 

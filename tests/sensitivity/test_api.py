@@ -58,6 +58,31 @@ def test_the_report_says_how():
     assert "by an earlier call" in str(again)
 
 
+def test_a_kernel_that_was_short_of_memory_is_found_anew_where_there_is_more():
+    model = sequential(SHAPE, layers.Flatten(), layers.Dense(4))
+    windows = windows_of(200)
+    _, short = sensitivity.jacobian(model, windows, 120_000, report=True)
+    _, again = sensitivity.jacobian(model, windows, 120_000, report=True)
+    _, ample = sensitivity.jacobian(model, windows, "1GB", report=True)
+    assert again.reused
+    assert again.setting == short.setting
+    assert not ample.reused
+    assert ample.setting.windows_per_call > short.setting.windows_per_call
+
+
+def test_what_stands_beside_a_call_counts_too():
+    """The Jacobian, the copy that another dtype takes, and the compiler where there is room for one."""
+    model = sequential(SHAPE, layers.Flatten(), layers.Dense(4))
+    windows = windows_of(1000)
+    result = 1000 * 4 * (12 + 1) * 4
+    assert sensitivity.jacobian(model, windows, result + 20_000).shape == (1000, 4, *SHAPE)
+    with pytest.raises(Refused, match="for a copy of the windows"):
+        sensitivity.jacobian(model, windows.astype("float64"), result + 20_000)
+    many = np.broadcast_to(windows[:1], (2_000_000, *SHAPE))
+    with pytest.raises(Refused, match="for compiling"):
+        sensitivity.jacobian(model, many, 2_000_000 * 4 * 13 * 4 + 2**20)
+
+
 def test_an_expert_sets_every_knob():
     model = sequential(SHAPE, layers.Flatten(), layers.Dense(20, "tanh"))
     windows = windows_of(40)
@@ -92,8 +117,10 @@ def test_long_work_shows_its_progress(monkeypatch, capsys):
 
     monkeypatch.setattr(api, "LONG_SECONDS", 0.0)
     model = sequential(SHAPE, layers.Flatten(), layers.Dense(3))
-    sensitivity.jacobian(model, windows_of(64))
-    assert "64 of 64 windows" in capsys.readouterr().err
+    for pfor in ("auto", False):  # timed beforehand, and not
+        knobs = {"kernel": "batch_jacobian", "windows_per_call": 16, "experimental_use_pfor": pfor}
+        sensitivity.jacobian(model, windows_of(64), **knobs)
+        assert "64 of 64 windows" in capsys.readouterr().err
 
 
 def test_kernels_die_with_their_model():
@@ -128,7 +155,7 @@ def test_no_windows_give_no_jacobians():
     assert sensitivity.jacobian(model, windows_of(0)).shape == (0, 4, *SHAPE)
 
 
-@pytest.mark.parametrize(("memory", "what"), [(10, "takes by itself"), (400, "single window")])
+@pytest.mark.parametrize(("memory", "what"), [(10, "for the Jacobian"), (400, "single window")])
 def test_a_memory_that_is_too_small_is_refused_by_its_name(memory, what):
     model = sequential(SHAPE, layers.Flatten(), layers.Dense(1))
     with pytest.raises(Refused, match=what) as refusal:

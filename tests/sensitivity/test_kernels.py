@@ -267,7 +267,7 @@ def test_a_window_that_does_not_fit_goes_output_by_output():
     kernel.room = 6
     assert worst(kernel(windows)[1], tape_jacobian(model, windows)) < 1e-5
     assert (kernel.setting.windows_per_call, kernel.setting.outputs_per_call) == (1, 4)
-    assert kernel.setting.lost[-1] == "8 outputs a call: out of memory"
+    assert kernel.setting.lost[-1] == "1 windows, 8 outputs a call: out of memory"
 
 
 def test_xla_says_in_words_that_memory_is_out():

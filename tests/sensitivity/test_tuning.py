@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
@@ -91,6 +92,7 @@ def test_nothing_is_run_that_is_projected_over_the_budget(wide, patient, monkeyp
     choice, _ = tune(AUTO, wide, windows_of(9), room, 4096, 10**6)
     assert run
     assert all(call_memory(wide.facts, setting) <= room.call for setting in run)
+    assert choice.call_bytes <= room.call
     with pytest.raises(Refused, match="single window"):
         tune(AUTO, wide, windows_of(9), Room(100), 64, 10**6)
 
@@ -153,15 +155,66 @@ def test_what_is_given_is_not_timed(asked, given):
     assert engine.setting == choice.setting
 
 
-def test_measured_memory_corrects_what_is_projected(wide, patient, monkeypatch):
+def test_measured_memory_corrects_what_is_projected(wide):
     search = tuning._Search(AUTO, wide, windows_of(9), Room(GB), 4096, 10**6)
-    small = Setting("forward", 16)
-    search._measured[tuning._family(small)] = Trial(small, 1, 1.0, measured=10 * 2**20)
-    assert search.projected(small) == int(tuning.MARGIN * 10 * 2**20)
-    assert search.projected(replace(small, windows_per_call=64)) == pytest.approx(4 * search.projected(small), rel=0.01)
-    assert search.projected(replace(small, windows_per_call=4)) == search.projected(small)
+    small, large = Setting("forward", 16), Setting("forward", 64)
+    measured = 10 * 2**20
+    search.trials.append(Trial(small, 1, 1.0, measured))
+    assert search.projected(small) == int(tuning.AGAIN * measured)
+    assert search.projected(large) == pytest.approx(4 * tuning.SCALED * measured, rel=0.01)
+    assert search.projected(replace(small, windows_per_call=4)) == pytest.approx(tuning.SCALED * measured / 4, rel=0.01)
+    search.trials.append(Trial(large, 1, 1.0, measured))
+    assert search.projected(large) == int(tuning.AGAIN * measured)
     other = Setting("batch_jacobian", 16)
     assert search.projected(other) == call_memory(wide.facts, other)
+    search.trials.append(Trial(other, 1, 1.0, measured=1000))  # too little to be told from noise
+    assert search.projected(other) == min(call_memory(wide.facts, other), tuning.LEAST_BYTES)
+
+
+def test_a_call_that_took_more_than_there_is_is_made_smaller(wide, speeds, monkeypatch):
+    """A megabyte a window, where the rule expects some kilobytes."""
+    running = []
+    call = Tuned.__call__
+    monkeypatch.setattr(Tuned, "__call__", lambda self, w: (running.append(len(w)), call(self, w))[1])
+    monkeypatch.setattr(tuning, "_rate_of_a_call", lambda engine, windows: float(engine(windows)[0].shape[0]))
+
+    @contextlib.contextmanager
+    def measured(*, gpu):
+        reading = meter.Reading()
+        yield reading
+        reading.peak = running[-1] * 2**20
+
+    monkeypatch.setattr(meter, "measured", measured)
+    choice, engine = tune(AUTO, wide, windows_of(9), Room(40 * 2**20), 64, 10**6)
+    assert choice.setting.windows_per_call == 16
+    assert choice.call_bytes == int(tuning.AGAIN * 16 * 2**20)
+    assert engine.setting == choice.setting
+    given = SensitivitySection(windows_per_call=64)
+    with pytest.raises(Refused, match="73.8 MB or more"):
+        tune(given, wide, windows_of(9), Room(40 * 2**20), 64, 10**6)
+
+
+def test_the_compiler_says_what_its_kernels_take(wide, patient, monkeypatch):
+    rule = call_memory(wide.facts, Setting("forward", 64, xla=True))
+    monkeypatch.setattr(meter, "stated", lambda function, *arguments: rule * 10**6)
+    choice, _ = tune(AUTO, wide, windows_of(9), Room(GB), 64, 10**6)
+    assert not choice.setting.xla
+    refused = [trial for trial in choice.trials if trial.setting.xla]
+    assert len(refused) == 4
+    assert all(trial.note.startswith("projected to take") for trial in refused)
+    monkeypatch.undo()
+    engine = Tuned(wide, Setting("forward", 64, xla=True))
+    result = 64 * 20 * 12 * 4
+    assert result < engine.stated_bytes() < 20 * result
+    assert Tuned(wide, Setting("forward", 64)).stated_bytes() is None
+
+
+def test_the_compiler_is_asked_before_a_window_is_too_large(wide, patient, monkeypatch):
+    room = Room(call_memory(wide.facts, Setting("forward", 1, experimental_use_pfor=False)))
+    assert room.call < call_memory(wide.facts, Setting("forward", 1, xla=True))
+    monkeypatch.setattr(meter, "stated", lambda function, *arguments: 1)
+    choice, _ = tune(AUTO, wide, windows_of(9), room, 64, 10**6)
+    assert any(t.setting.xla and t.setting.experimental_use_pfor and t.windows_per_second for t in choice.trials)
 
 
 # ---- families and sizes ----------------------------------------------------------------------------
@@ -219,6 +272,28 @@ def test_a_window_too_large_is_split_over_its_outputs():
     assert setting.windows_per_call == 1
     assert 1 <= setting.outputs_per_call < 1000
     assert call_memory(large, setting) <= one // 4
+
+
+def test_the_rule_takes_the_first_family_that_fits():
+    """Pfor over all inputs takes as much whatever the outputs of a call: a loop is what saves memory."""
+    large = replace(FACTS, input_shape=(24, 4), target_shape=(100,), activations=100_000)
+    pfor = call_memory(large, Setting("forward", 1))
+    setting = candidates.choose(AUTO, large, pfor // 10, 64)
+    assert not setting.experimental_use_pfor
+    assert call_memory(large, setting) <= pfor // 10
+    given = SensitivitySection(windows_per_call=8)
+    assert call_memory(large, candidates.choose(given, large, pfor, 64)) <= pfor
+
+
+def test_calls_are_halved_down_to_one_output_of_one_window():
+    steps = [Setting("forward", 4, parallel_iterations=3)]
+    while (smaller := candidates.halved(steps[-1], FACTS)) is not None:
+        steps.append(smaller)
+    assert [step.windows_per_call for step in steps] == [4, 2, 1, 1, 1, 1]
+    assert [step.experimental_use_pfor for step in steps] == [True, True, True, False, False, False]
+    assert [step.outputs_per_call for step in steps] == [None, None, None, None, 2, 1]
+    sizes = [call_memory(FACTS, step) for step in steps]
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_a_first_trial_takes_fewer_rows_where_all_do_not_fit():
