@@ -3,8 +3,9 @@
     pip install '.[bench]' && python tests/benchmarks/kernels.py [part of a model's name]
 
 For each model: the eager tape, the compiled tape, every kernel at every size, the tuner's choice, JAX and torch, with
-windows/s and the process's peak memory above its baseline, each way in a process of its own, the same weights, every
-Jacobian compared with the tape's. For one output a window, two processes of one thread too: what a run does.
+windows/s and the process's peak memory (of which 0.6 GB are TensorFlow, 0.3 JAX or torch), each way in a process of
+its own, the same weights, every Jacobian compared with the tape's. For one output a window, two processes of one
+thread too: what a run does.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ def compare(name: str, folder: Path) -> None:
         print(f"    best of all: {found['best']}: {found['best_rate']:,.0f} windows/s")
         share = found["rate"] / found["best_rate"]
         print(f"    the tuner's: {found['setting']}, in {found['seconds']:.0f} s: {share:.2f} of the best")
-    report("the tuner's choice, two threads", found, expected)
+    report("the tuner's choice, two threads", answer(spawn("tuner", path, name)), expected)
     if np.prod(model.output_shape[1:]) == 1:
         until = time.time() + 60
         pair = [answer(process) for process in [spawn("one thread", path, name, until) for _ in range(2)]]

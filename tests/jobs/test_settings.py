@@ -78,13 +78,8 @@ def test_workers_for_those_that_died_begin_with_smaller_calls(write_job):
     model = sequential((6, len(FEATURES)), layers.Flatten(), layers.Dense(4))
     run = prepare(Job.load(write_job(model, run={"shard_windows": 30}, sensitivity=knobs)), CLUSTER).open_or_create()
     settings = [Worker(run.path, run.choice, None, halvings).kernel.setting for halvings in (0, 1, 3, 5, 9)]
-    assert [(s.windows_per_call, s.outputs_per_call) for s in settings] == [
-        (8, None),
-        (4, None),
-        (1, None),
-        (1, 1),
-        (1, 1),
-    ]
+    calls = [(setting.windows_per_call, setting.outputs_per_call) for setting in settings]
+    assert calls == [(8, None), (4, None), (1, None), (1, 1), (1, 1)]
     assert settings[3].lost[-1] == "8 windows a call: workers died"
 
 
