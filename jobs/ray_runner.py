@@ -193,7 +193,8 @@ class _Crew:
         starting = sum(seat.starting is not None for seat in self._seats)
         if starting == len(self._seats):
             wanted = f"{self._workers.cpus} cores and {self._workers.gpus:g} GPUs each"
-            print(f"waiting for Ray to start {starting} workers of {wanted}", file=sys.stderr)
+            what = ", the first of which times kernels" if self._choice.by == "rule" else ""
+            print(f"waiting for {starting} of Ray's workers to start ({wanted}){what}", file=sys.stderr)
 
     def _hire(self) -> None:
         options: dict[str, Any] = {"num_cpus": self._workers.cpus, "num_gpus": self._workers.gpus}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
 import keras
@@ -26,6 +27,7 @@ from .tuning import BUILD_BYTES, Room, tune
 
 _ATTRIBUTE = "_sensitivity_kernels"
 LONG_SECONDS = 5.0  # work that takes longer shows its progress
+WORTH_TIMING = 30.0  # seconds of work, where kernels were timed for a tenth of it: they are timed again
 MOST_AT_ONCE = 4096  # windows a call, at most: larger numbers of windows share their kernel
 TIMED_ON = 256
 
@@ -34,8 +36,9 @@ TIMED_ON = 256
 class Report:
     """How a Jacobian was computed: which kernel and setting, why, with how much memory, and what was lost.
 
-    projected, measured: bytes above what the process had, of the whole call with its trials and its result; measured
-    is None where the system does not tell. reused: the kernel was that of an earlier call. seconds: of it all.
+    projected, measured: bytes above what the process had, of the whole call with its trials and its result. The first
+    is said before the windows are run, from what the trials took; the second is None where the system does not tell.
+    reused: the kernel was that of an earlier call. seconds: of it all.
     """
 
     setting: Setting
@@ -185,13 +188,13 @@ def _source(windows: Any, dtype: str) -> np.ndarray:
 def _described(model: keras.Model, source: np.ndarray, of: str, store: _Kept) -> Target:
     """The target, proved on these windows to have a Jacobian of each, the first time."""
     key = (source.shape[1:], of, str(source.dtype))
-    facts = store.get(key)
+    facts = store.facts.get(key)
     if facts is None:
         require_stateless(model)
         facts = describe_call(model, source.shape[1:], of=of, dtype=str(source.dtype))
         if len(source):
             require_independent(Target(model, facts, of), few(source))
-            store[key] = facts
+            store.facts[key] = facts
     return Target(model, facts, of)
 
 
@@ -225,30 +228,42 @@ def _engine(
     most = min(MOST_AT_ONCE, 1 << max(0, len(source) - 1).bit_length())  # other numbers of windows share the kernel
     if wanted.windows_per_call != "auto":
         most = max(most, min(wanted.windows_per_call, len(source)))
-    key = (facts.input_shape, target.of, facts.dtype, wanted, most)
-    if key in store and store[key].serves(room):
-        return True, store[key].choice, store[key].engine
+    kept = store.kernels.setdefault((facts.input_shape, target.of, facts.dtype, wanted), {})
+    for there in kept.values():
+        if there.serves(len(source), most, room):
+            return True, there.choice, there.engine
     if not len(source):
         setting = Setting("batch_jacobian", 1)
         return False, Choice(setting, "rule", 0), Tuned(target, setting)
     some = np.ascontiguousarray(source[np.linspace(0, len(source) - 1, min(TIMED_ON, len(source))).astype(int)])
     choice, engine = tune(wanted, target, some, room, most, len(source), key="memory")
-    store[key] = _Tuned(choice, engine, room.call)
+    kept[most] = _Tuned(choice, engine, len(source), most, room.call)
     return False, choice, engine
 
 
 @dataclass(frozen=True)
 class _Tuned:
-    """A choice and its kernel, found with `call` bytes for a call."""
+    """A choice and its kernel, found for so many windows, at `most` a call, with `call` bytes for one."""
 
     choice: Choice
     engine: Tuned
+    windows: int
+    most: int
     call: int
 
-    def serves(self, room: Room) -> bool:
-        """It fits, and was not chosen for want of a memory that is there by now."""
-        short = 5 * self.choice.call_bytes > self.call or self.engine.setting.bare != self.choice.setting.bare
-        return self.engine.call_bytes <= room.call and not (short and room.call >= 2 * self.call)
+    def serves(self, windows: int, most: int, room: Room) -> bool:
+        """It fits, is not much too large for so few windows, and was not chosen for want of memory, windows or time
+        that are there by now.
+        """
+        changed = self.engine.setting.bare != self.choice.setting.bare
+        short = changed or 5 * self.choice.call_bytes > self.call  # of memory for a call of four times the size
+        seconds = windows / (self.choice.windows_per_second or math.inf)
+        return (
+            self.engine.call_bytes <= room.call
+            and self.engine.setting.windows_per_call <= most <= self.most
+            and not (short and room.call >= 2 * self.call)
+            and not (seconds > WORTH_TIMING and windows >= 10 * self.windows)
+        )
 
 
 def _run(engine: Tuned, source: np.ndarray) -> np.ndarray:
@@ -267,8 +282,12 @@ def _run(engine: Tuned, source: np.ndarray) -> np.ndarray:
     return result
 
 
-class _Kept(dict[Any, Any]):
+@dataclass
+class _Kept:
     """Facts and kernels by shape, living and dying with their model."""
+
+    facts: dict[Any, CallFacts] = field(default_factory=dict)
+    kernels: dict[Any, dict[int, _Tuned]] = field(default_factory=dict)
 
 
 def _kept(model: keras.Model) -> _Kept:

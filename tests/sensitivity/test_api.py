@@ -9,6 +9,7 @@ import pytest
 from keras import layers
 
 import sensitivity
+from sensitivity import api
 from sensitivity.errors import Refused
 from tests.conftest import sequential, tape_jacobian, worst
 
@@ -34,9 +35,23 @@ def test_it_is_batch_jacobian_in_any_number_of_calls():
 def test_a_second_call_compiles_nothing():
     model = sequential(SHAPE, layers.Flatten(), layers.Dense(1))
     sensitivity.jacobian(model, windows_of(8))
-    kernels = dict(model._sensitivity_kernels)
+    (kernels,) = model._sensitivity_kernels.kernels.values()
+    before = dict(kernels)
     sensitivity.jacobian(model, windows_of(8))
-    assert dict(model._sensitivity_kernels) == kernels
+    assert kernels == before
+
+
+def test_fewer_windows_share_a_kernel_and_many_more_have_it_timed_again(monkeypatch):
+    model = sequential(SHAPE, layers.Flatten(), layers.Dense(4))
+    knobs = {"kernel": "batch_jacobian", "windows_per_call": 8}
+    reports = [sensitivity.jacobian(model, windows_of(n), report=True, **knobs)[1] for n in (64, 50, 8, 3)]
+    assert [report.reused for report in reports] == [False, True, True, False]
+    assert sensitivity.jacobian(model, windows_of(4096), report=True, **knobs)[1].reused is False
+    _, again = sensitivity.jacobian(model, windows_of(40_000), report=True, **knobs)
+    assert again.reused
+    monkeypatch.setattr(api, "WORTH_TIMING", 0.0)
+    _, worth_it = sensitivity.jacobian(model, windows_of(41_000), report=True, **knobs)
+    assert not worth_it.reused
 
 
 def test_the_report_says_how():
@@ -113,8 +128,6 @@ def test_impossible_knobs_are_refused(knobs, key):
 
 
 def test_long_work_shows_its_progress(monkeypatch, capsys):
-    from sensitivity import api
-
     monkeypatch.setattr(api, "LONG_SECONDS", 0.0)
     model = sequential(SHAPE, layers.Flatten(), layers.Dense(3))
     for pfor in ("auto", False):  # timed beforehand, and not
