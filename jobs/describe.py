@@ -23,7 +23,8 @@ def _plan(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "chunk shape", f"{shape}  (time, output_step, output, lag, feature)"
     yield "to be stored", f"{human_bytes(plan.stored_bytes)} before compression, {plan.stored_bytes:,} bytes"
     yield "workers", f"{workers.count} of {each}, {human_bytes(workers.memory)} each"
-    yield "projected memory", f"{human_bytes(plan.worker_bytes)} a worker"
+    timing = f", {human_bytes(plan.timing_bytes)} while kernels are timed" if plan.choice.trials else ""
+    yield "projected memory", f"{human_bytes(plan.worker_bytes)} a worker{timing}"
     yield "of which a call", human_bytes(plan.choice.call_bytes)
     if plan.seconds is not None:
         yield "projected time", f"{_duration(plan.seconds)} of computing"

@@ -57,7 +57,7 @@ def run_job(job: Job, how: How) -> Summary:
         if resources is not None:
             from .ray_runner import require_a_node
 
-            require_a_node(prepared.plan.workers)
+            require_a_node(prepared.plan.workers, job.run.memory_bytes)
         run = prepared.open_or_create()
         return _finish(run, prepared.plan.choice, prepared.plan.workers, how)
 

@@ -143,6 +143,8 @@ def crew(job: Job, facts: ModelFacts, resources: Resources, shards: int) -> Work
     if job.run.workers == "auto" and job.run.memory_bytes is None:
         count = max(1, min(count, resources.memory // (2 * needed)))
     workers = replace(workers, count=count, memory=job.run.memory_bytes or resources.memory // count)
+    if job.run.memory_bytes is None and resources.node is not None:
+        workers = replace(workers, memory=min(workers.memory, resources.node))
     if workers.memory <= needed:
         raise Refused(
             "run.memory_per_worker",

@@ -23,12 +23,12 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError
 
 from sensitivity import machine
 from sensitivity.commits import Commit, Failure, read_commit, record_failure
 from sensitivity.errors import Refused
-from sensitivity.plan import Shard, Workers
+from sensitivity.plan import Shard, Workers, human_bytes
 from sensitivity.setting import Choice
 from sensitivity.store import Run
 
@@ -37,7 +37,7 @@ from .resources import MEMORY_SHARE, Resources
 
 DEPTH = 2
 LOST_WHILE_STARTING = 3  # answers in a row that a worker cannot be set up
-DIED_WHILE_STARTING = 6  # workers in a row that die of it: from the second on each begins with calls of half the size
+DIED_WHILE_STARTING = 6  # workers in a row that die of it, each but the first with calls of half the size
 CONNECT_SECONDS, PATIENCE_SECONDS = 5.0, 30.0
 
 
@@ -119,12 +119,18 @@ def _unreachable(address: str, error: Exception) -> Refused:
 def _resources() -> Resources:
     total = ray.cluster_resources()
     memory = int(total.get("memory", machine.available_memory()) * MEMORY_SHARE)
-    return Resources(int(total.get("CPU", 0)), int(total.get("GPU", 0)), memory)
+    node = int(max((node.get("memory", memory) for node in _nodes()), default=memory) * MEMORY_SHARE)
+    return Resources(int(total.get("CPU", 0)), int(total.get("GPU", 0)), memory, node)
+
+
+def _nodes() -> list[dict[str, float]]:
+    """What each node that is alive has in all."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def run_on_ray(run: Run, ledger: Ledger, choice: Choice, workers: Workers) -> Iterator[Commit | Failure]:
     """Compute every shard of the ledger on the open Ray session; yields what became of each, as it comes."""
-    require_a_node(workers)
+    require_a_node(workers, run.job.run.memory_bytes)
     crew = _Crew(run, choice, workers)
     try:
         yield from crew.work(ledger)
@@ -132,17 +138,22 @@ def run_on_ray(run: Run, ledger: Ledger, choice: Choice, workers: Workers) -> It
         crew.dismiss()
 
 
-def require_a_node(workers: Workers) -> None:
-    """Refuse workers that no single node can hold: Ray would wait for ever."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(node.get("CPU", 0) >= workers.cpus and node.get("GPU", 0) >= workers.gpus for node in nodes):
-        largest = ", ".join(f"{node.get('CPU', 0):g} cores and {node.get('GPU', 0):g} GPUs" for node in nodes[:5])
+def require_a_node(workers: Workers, memory: int | None) -> None:
+    """Refuse workers that no node can hold: Ray would wait for ever. memory: bytes that the user asked for."""
+    wanted = {"CPU": workers.cpus, "GPU": workers.gpus, "memory": memory or 0}
+    nodes = _nodes()
+    if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
         raise Refused(
-            "run.cpus_per_worker, run.gpus_per_worker",
-            given=f"{workers.cpus} cores and {workers.gpus:g} GPUs a worker",
-            allowed=f"what one node has: {largest}",
+            "run.cpus_per_worker, run.gpus_per_worker, run.memory_per_worker",
+            given=f"workers of {_in_words(wanted)}",
+            allowed=f"what one node has: {'; '.join(map(_in_words, nodes[:5]))}",
             remedy="lower them, or add a node that is large enough",
         )
+
+
+def _in_words(has: dict[str, float]) -> str:
+    memory = f", {human_bytes(has['memory'])}" if has.get("memory") else ""
+    return f"{has.get('CPU', 0):g} cores, {has.get('GPU', 0):g} GPUs{memory}"
 
 
 @dataclass
@@ -152,6 +163,7 @@ class _Seat:
     name: str
     actor: ActorHandle
     starting: ray.ObjectRef | None
+    halvings: int = 0
     pending: deque[tuple[ray.ObjectRef, Attempt]] = field(default_factory=deque)
 
     @property
@@ -163,7 +175,7 @@ class _Crew:
     def __init__(self, run: Run, choice: Choice, workers: Workers) -> None:
         self._run, self._choice, self._workers = run, choice, workers
         self._seats: list[_Seat] = []
-        self._hired = self._died = self._lost_while_starting = self._died_while_starting = 0
+        self._hired = self._died = self._halvings = self._lost_while_starting = self._died_while_starting = 0
 
     def work(self, ledger: Ledger) -> Iterator[Commit | Failure]:
         """Until nothing waits and nothing is computed: a worker that Ray has not started by then is not needed."""
@@ -198,14 +210,19 @@ class _Crew:
 
     def _hire(self) -> None:
         options: dict[str, Any] = {"num_cpus": self._workers.cpus, "num_gpus": self._workers.gpus}
-        if ray.cluster_resources().get("memory"):  # else two workers may be put where there is room for one
+        if self._run.job.run.memory_bytes or self._is_memory_for_all():
             options["memory"] = self._workers.memory
         remote = ray.remote(ShardWorker).options(
             scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0, **options
         )
-        actor: Any = remote.remote(self._run.path, self._choice, self._workers, max(0, self._died - 1))
-        self._seats.append(_Seat(f"worker {self._hired}", actor, actor.set_up.remote()))
+        actor: Any = remote.remote(self._run.path, self._choice, self._workers, self._halvings)
+        self._seats.append(_Seat(f"worker {self._hired}", actor, actor.set_up.remote(), self._halvings))
         self._hired += 1
+
+    def _is_memory_for_all(self) -> bool:
+        """Whether Ray counts as much: it then puts no two workers where there is room for one."""
+        places = sum(int(node.get("memory", 0) // self._workers.memory) for node in _nodes())
+        return places >= self._workers.count
 
     def _feed(self, ledger: Ledger, *, patient: bool = True) -> None:
         """Fill every worker's window of pending calls; near the end one at a time, so that nobody waits for another.
@@ -242,9 +259,11 @@ class _Crew:
         self._seats.remove(seat)
         ray.kill(seat.actor)  # it may be unreachable and yet hold its cores
         died = _died_by_itself(error)
-        self._died += died  # a host out of memory kills without a word: from the second death on, calls are halved
+        if died:
+            self._halve_calls(seat)
         if seat.starting is not None:
-            self._lost_before_work(error, died)
+            self._lost_while_starting += not died
+            self._require_hope(error)
         outcome = None
         attempts = [attempt for _, attempt in seat.pending]
         for attempt in reversed(attempts[1:]):
@@ -255,15 +274,21 @@ class _Crew:
             self._hire()
         return outcome
 
-    def _lost_before_work(self, error: RayError, died: bool) -> None:
-        self._died_while_starting += died
-        self._lost_while_starting += not died
+    def _halve_calls(self, seat: _Seat) -> None:
+        """From the second death on: a host out of memory kills without a word. Those hired together count as one."""
+        if seat.halvings == self._halvings:
+            self._died_while_starting += seat.starting is not None
+            self._halvings += self._died > 0
+        self._died += 1
+
+    def _require_hope(self, error: RayError) -> None:
+        """Raise where workers have been lost before their first shard once too often."""
         if self._lost_while_starting < LOST_WHILE_STARTING and self._died_while_starting < DIED_WHILE_STARTING:
             return
         cause = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, Refused):
             raise cause from error
-        lost = self._died_while_starting if died else self._lost_while_starting
+        lost = self._lost_while_starting + self._died_while_starting
         raise WorkersLost(f"{lost} workers in a row could not be set up: {cause}") from error
 
     def _failed(self, seat: _Seat, attempt: Attempt, trouble: Trouble, ledger: Ledger) -> Commit | Failure | None:
@@ -278,4 +303,6 @@ class _Crew:
 
 def _died_by_itself(error: RayError) -> bool:
     """Whether the worker's process ended and its node did not: out of memory, as like as not."""
+    if isinstance(error, OutOfMemoryError):  # says Ray, which watches the node's
+        return True
     return isinstance(error, ActorDiedError) and not error.preempted and "node has died" not in str(error)

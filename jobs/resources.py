@@ -11,17 +11,19 @@ from dataclasses import dataclass
 
 from sensitivity import machine
 from sensitivity.job import Job
+from sensitivity.plan import Workers
 
 MEMORY_SHARE = 0.8  # of what is there: Ray's own monitor kills workers beyond 0.95 of a node
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Cores, GPUs and bytes of memory that workers may have, all together."""
+    """Cores, GPUs and bytes of memory that workers may have, all together. node: bytes on the largest node."""
 
     cpus: int
     gpus: int
     memory: int
+    node: int | None = None
 
 
 def local() -> Resources:
@@ -36,9 +38,9 @@ def hold(job: Job, *, gpu: bool) -> None:
     """Hold this process to a worker's threads and, unless it computes itself, to no GPU. Before any operation."""
     from sensitivity.device import use_threads
 
-    asked = job.run.gpus_per_worker
-    share = 1.0 if asked == "auto" or not asked else float(asked)
-    use_threads(job.run.cpus_per_worker, gpu=gpu and asked != 0, share=share)
+    gpus = 1.0 if job.run.gpus_per_worker == "auto" else float(job.run.gpus_per_worker)
+    share = Workers(1, job.run.cpus_per_worker, gpus, 0).gpu_share
+    use_threads(job.run.cpus_per_worker, gpu=gpu and gpus > 0, share=share)
 
 
 @contextlib.contextmanager

@@ -30,6 +30,8 @@ LONG_SECONDS = 5.0  # work that takes longer shows its progress
 WORTH_TIMING = 30.0  # seconds of work, where kernels were timed for a tenth of it: they are timed again
 MOST_AT_ONCE = 4096  # windows a call, at most: larger numbers of windows share their kernel
 TIMED_ON = 256
+MOST_FILLED = 2  # a kernel takes at least half as many windows as a call of it has room for
+LARGER = 5  # times the bytes of a call are those of one of four times the windows
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,9 @@ def jacobian(
     """∂ model(windows) / ∂ windows, window by window: `tape.batch_jacobian` that fits in memory, at its fastest.
 
     windows: `(batch, *source)`, usually `(batch, lag, feature)`; anything NumPy takes, in the model's units.
-    memory: bytes to use above what the process has, as a number or "2GB": a copy of the windows in the model's dtype,
-        the result, the compiler and the calls. Less than 340 MB leave the compiler out: its 170 MB are then beyond it.
-        None: half of what is available.
+    memory: bytes to use above what the process has, as a number or "2GB": for a copy of the windows in the model's
+        dtype, the result, the compiler and the calls. Of the compiler's 170 MB, what is beyond 340 MB is counted, so
+        that from 510 MB on all is. On a GPU it bounds the calls there too. None: half of what is available.
     of: "output", or the name of one of several outputs.
     kernel: "auto", "gradient", "batch_jacobian" or "forward"; what is left at "auto", as windows_per_call,
         experimental_use_pfor and parallel_iterations, is chosen by timing on these windows, for 3 seconds or a fifth
@@ -134,26 +136,28 @@ def jacobian(
         parallel_iterations=parallel_iterations,
     )
     started = time.perf_counter()
-    budget, baseline = _budget(memory), machine.resident_memory()
+    given, baseline = _given_bytes(memory), machine.resident_memory()
     with machine.span() as peak:
         source = _source(windows, _dtype(model))
         store = _kept(model)
         target = _described(model, source, of, store)
         copied = 0 if isinstance(windows, np.ndarray) and np.may_share_memory(source, windows) else source.nbytes
-        room = _room(target.facts, len(source), budget, baseline, copied)
-        reused, choice, engine = _engine(store, wanted, target, room, source)
-        engine.limit_to(None if room.resident is None else baseline + budget)
+        budget = _Budget(given, baseline, copied, _result_bytes(target.facts, len(source)))
+        kept = store.kernels.setdefault((source.shape[1:], of, str(source.dtype), wanted), {})
+        reused = _reused(kept, source, wanted, budget) if len(source) else None
+        choice, engine = reused or _timed(kept, wanted, target, budget, source)
+        engine.limit_to(budget.limit)
         searched = (peak() or baseline) - baseline
         ready = machine.resident_memory() - meter.reusable() - baseline
-        needed = ready + (0 if room.gpu else engine.call_bytes) + _result_bytes(target.facts, len(source))
-        projected = int(1.05 * max(searched, needed)) + 16 * MiB
+        needed = ready + (0 if has_gpu() else engine.call_bytes) + _result_bytes(target.facts, len(source))
+        projected = int(1.1 * max(searched, needed)) + 16 * MiB
         result = _run(engine, source)
         highest = peak()
     if not report:
         return result
     measured = None if highest is None else highest - baseline
     seconds = time.perf_counter() - started
-    return result, Report(engine.setting, choice, projected, measured, len(source), seconds, reused)
+    return result, Report(engine.setting, choice, projected, measured, len(source), seconds, reused is not None)
 
 
 def _wanted(**given: Any) -> SensitivitySection:
@@ -198,47 +202,73 @@ def _described(model: keras.Model, source: np.ndarray, of: str, store: _Kept) ->
     return Target(model, facts, of)
 
 
-def _room(facts: CallFacts, windows: int, budget: int, baseline: int, copied: int) -> Room:
-    """What is left for a call beside the result, the windows' copy and the compiler."""
-    result, compiler = _result_bytes(facts, windows), BUILD_BYTES if budget > 2 * BUILD_BYTES else 0
-    left = budget - result - copied - compiler
-    if left <= 0:
-        parts = {"the Jacobian": result, "a copy of the windows": copied, "compiling": compiler}
-        raise Refused(
-            "memory",
-            given=human_bytes(budget),
-            allowed=f"more than {human_bytes(budget - left)}, which {windows:,} windows take beside any call: "
-            + ", ".join(f"{human_bytes(size)} for {what}" for what, size in parts.items() if size),
-            remedy="give more memory or fewer windows at a time, or run a job, which keeps results on disk",
-        )
-    on_gpu = has_gpu()
-    limit = baseline + budget - result if compiler and not on_gpu else None  # the result is not there yet
-    return Room(call_budget(left), limit, on_gpu, kind(machine.cores()))
+@dataclass(frozen=True)
+class _Budget:
+    """Bytes above the baseline for `jacobian`, and what of them a copy of the windows and the result take."""
+
+    bytes: int
+    baseline: int
+    copied: int
+    result: int
+
+    @property
+    def compiler(self) -> int:
+        return min(BUILD_BYTES, max(0, self.bytes - 2 * BUILD_BYTES))
+
+    @property
+    def limit(self) -> int | None:
+        """The process's most resident bytes, where what compiles is counted in and it is the host that computes."""
+        return self.baseline + self.bytes if self.compiler and not has_gpu() else None
+
+    def room(self, compiler: int) -> Room:
+        """What is left for a call beside the result, the windows' copy and the compiler."""
+        left = self.bytes - self.result - self.copied - compiler
+        if left <= 0:
+            parts = {"the Jacobian": self.result, "a copy of the windows": self.copied, "compiling": compiler}
+            raise Refused(
+                "memory",
+                given=human_bytes(self.bytes),
+                allowed=f"more than {human_bytes(self.bytes - left)}, taken beside any call: "
+                + ", ".join(f"{human_bytes(size)} for {what}" for what, size in parts.items() if size),
+                remedy="give more memory or fewer windows at a time, or run a job, which keeps results on disk",
+            )
+        limit = None if self.limit is None else self.limit - self.result  # which is not there yet
+        return Room(min(left, call_budget(left)), limit, has_gpu(), kind(machine.cores()))
 
 
 def _result_bytes(facts: CallFacts, windows: int) -> int:
     return windows * bytes_per_window(facts)
 
 
-def _engine(
-    store: _Kept, wanted: SensitivitySection, target: Target, room: Room, source: np.ndarray
-) -> tuple[bool, Choice, Tuned]:
-    """Whether it was there, the choice, and its kernel."""
-    facts = target.facts
-    most = min(MOST_AT_ONCE, 1 << max(0, len(source) - 1).bit_length())  # other numbers of windows share the kernel
-    if wanted.windows_per_call != "auto":
-        most = max(most, min(wanted.windows_per_call, len(source)))
-    kept = store.kernels.setdefault((facts.input_shape, target.of, facts.dtype, wanted), {})
-    for there in kept.values():
-        if there.serves(len(source), most, room):
-            return True, there.choice, there.engine
+def _reused(
+    kept: dict[int, _Tuned], source: np.ndarray, wanted: SensitivitySection, budget: _Budget
+) -> tuple[Choice, Tuned] | None:
+    """A kernel of an earlier call, if one serves."""
+    most, room = _most_at_once(len(source), wanted), budget.room(0)
+    found = next((there for there in kept.values() if there.serves(len(source), most, room)), None)
+    return None if found is None else (found.choice, found.engine)
+
+
+def _timed(
+    kept: dict[int, _Tuned], wanted: SensitivitySection, target: Target, budget: _Budget, source: np.ndarray
+) -> tuple[Choice, Tuned]:
+    """The fastest kernel, by trials on these windows; kept for later calls."""
     if not len(source):
         setting = Setting("batch_jacobian", 1)
-        return False, Choice(setting, "rule", 0), Tuned(target, setting)
+        return Choice(setting, "rule", 0), Tuned(target, setting)
+    most, room = _most_at_once(len(source), wanted), budget.room(budget.compiler)
     some = np.ascontiguousarray(source[np.linspace(0, len(source) - 1, min(TIMED_ON, len(source))).astype(int)])
     choice, engine = tune(wanted, target, some, room, most, len(source), key="memory")
     kept[most] = _Tuned(choice, engine, len(source), most, room.call)
-    return False, choice, engine
+    return choice, engine
+
+
+def _most_at_once(windows: int, wanted: SensitivitySection) -> int:
+    """Windows a call at most: rounded up by an eighth at most, so that other numbers of windows share the kernel."""
+    if wanted.windows_per_call != "auto":
+        return min(wanted.windows_per_call, windows)
+    unit = max(1, 1 << max(0, windows.bit_length() - 4))
+    return min(MOST_AT_ONCE, -(-windows // unit) * unit)
 
 
 @dataclass(frozen=True)
@@ -255,12 +285,16 @@ class _Tuned:
         """It fits, is not much too large for so few windows, and was not chosen for want of memory, windows or time
         that are there by now.
         """
+        size = self.engine.setting.windows_per_call
+        if self.engine.call_bytes > room.call or size > MOST_FILLED * windows:
+            return False
+        if self.choice.by == "given":
+            return most <= size
         changed = self.engine.setting.bare != self.choice.setting.bare
-        short = changed or 5 * self.choice.call_bytes > self.call  # of memory for a call of four times the size
+        short = changed or LARGER * self.choice.call_bytes > self.call
         seconds = windows / (self.choice.windows_per_second or math.inf)
         return (
-            self.engine.call_bytes <= room.call
-            and self.engine.setting.windows_per_call <= most <= self.most
+            most <= self.most
             and not (short and room.call >= 2 * self.call)
             and not (seconds > WORTH_TIMING and windows >= 10 * self.windows)
         )
@@ -298,7 +332,7 @@ def _kept(model: keras.Model) -> _Kept:
     return store
 
 
-def _budget(memory: str | int | None) -> int:
+def _given_bytes(memory: str | int | None) -> int:
     if memory is None:
         return available_memory() // 2
     if isinstance(memory, str):

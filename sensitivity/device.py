@@ -71,7 +71,7 @@ def call_budget(memory: int, *, share: float = 1.0, ask: Callable[[], str] = _as
     if not has_gpu():
         return memory
     total = gpu_memory(ask)
-    return memory if total is None else int(total * min(share, 1.0) * GPU_SHARE)
+    return memory if total is None else int(total * share * GPU_SHARE)
 
 
 def kind(cpus: int) -> str:

@@ -72,7 +72,7 @@ class Workers:
     @property
     def gpu_share(self) -> float:
         """Of one GPU: 1 for a worker that has a whole one, several or none."""
-        return self.gpus or 1.0
+        return min(self.gpus, 1.0) or 1.0
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,11 @@ class Plan:
         """Projected time of the kernel's work on all workers, where it was timed."""
         rate = self.choice.windows_per_second
         return None if rate is None else (self.layout.windows - self.skipped) / (rate * self.workers.count)
+
+    @property
+    def timing_bytes(self) -> int:
+        """Projected peak bytes of a process that times kernels before it works."""
+        return worker_memory(self.facts, self.choice, self.layout, timing=True)
 
     @property
     def stored_bytes(self) -> int:
@@ -260,9 +265,10 @@ def fixed_memory(facts: CallFacts) -> int:
     return RUNTIME_BYTES + 3 * facts.parameters * facts.itemsize
 
 
-def worker_memory(facts: ModelFacts, choice: Choice, layout: Layout) -> int:
-    """Projected peak bytes of a worker: fixed, one call, and the results of a shard."""
-    return fixed_memory(facts) + choice.host_bytes + result_memory(facts, layout)
+def worker_memory(facts: ModelFacts, choice: Choice, layout: Layout, *, timing: bool = False) -> int:
+    """Projected peak bytes of a worker: fixed, one call, and the results of a shard. timing: it timed kernels too."""
+    call = choice.tried_bytes if timing else choice.call_bytes
+    return fixed_memory(facts) + (0 if choice.on_gpu else call) + result_memory(facts, layout)
 
 
 def room_for_a_call(memory: int, facts: ModelFacts, layout: Layout) -> int:

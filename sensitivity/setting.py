@@ -58,7 +58,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting that was considered: its speed and the bytes of one call, or why it was not run.
+    """A setting that was considered: its speed and the bytes of one call; the note says why it was not taken.
 
     projected: bytes of a call as projected before it ran. measured: what it took, None where that cannot be known.
     """
@@ -71,9 +71,10 @@ class Trial:
 
     def __str__(self) -> str:
         if self.windows_per_second is None:
-            return f"not run: {self.setting}: {self.note}"
+            return f"not taken: {self.setting}: {self.note}"
         took = "" if self.measured is None else f", {self.measured / 1e6:.3g} MB a call"
-        return f"{self.windows_per_second:,.0f} windows/s: {self.setting}{took}"
+        note = f" (not taken: {self.note})" if self.note else ""
+        return f"{self.windows_per_second:,.0f} windows/s: {self.setting}{took}{note}"
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "setting": self.setting.to_json()}
@@ -105,10 +106,15 @@ class Choice:
         return max((rate for rate in rates if rate), default=None)
 
     @property
-    def host_bytes(self) -> int:
-        """Bytes of the host for one call, of those that were timed too: a GPU has its own."""
-        ran = [trial.projected for trial in self.trials if trial.windows_per_second]
-        return 0 if self.kind.startswith("gpu") else max([self.call_bytes, *ran])
+    def on_gpu(self) -> bool:
+        """Whether calls take a GPU's memory, and none of the host's."""
+        return self.kind.startswith("gpu")
+
+    @property
+    def tried_bytes(self) -> int:
+        """The most that any call took: the chosen one's, or a trial's."""
+        took = [max(trial.projected, trial.measured or 0) for trial in self.trials if trial.windows_per_second]
+        return max([self.call_bytes, *took])
 
     @property
     def why(self) -> str:
@@ -119,7 +125,7 @@ class Choice:
         rate = self.windows_per_second
         if rate is None:
             return "timed, and then changed"
-        timed = [trial for trial in self.trials if trial.windows_per_second]
+        timed = [trial for trial in self.trials if trial.windows_per_second and not trial.note]
         return f"{rate:,.0f} windows/s, the best of {len(timed)} timed" if len(timed) > 1 else f"{rate:,.0f} windows/s"
 
     def to_json(self) -> dict[str, Any]:

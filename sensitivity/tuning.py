@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from . import machine, meter
-from .candidates import MANY_OPERATIONS, choose, even, families, first_size
+from .candidates import MANY_OPERATIONS, choose, even, families, first_size, halved
 from .device import call_budget, has_gpu, kind
 from .engine import Tuned
 from .errors import Refused
@@ -96,13 +96,13 @@ def tune(
         search.run()
     best = search.best()
     if best is None:
-        rule = replace(rule, call_bytes=search.projected(rule.setting))
+        rule = search.fitted(rule)
         _require_fits(rule, room, key)
         engine = Tuned(target, rule.setting, limit=room.resident)
         search.require_right(engine)
         return replace(rule, trials=tuple(search.trials)), engine
     call_bytes = search.projected(best.setting)
-    engine = search.engines[best.setting]
+    engine = search.engines[best.setting.bare]
     engine.call_bytes = call_bytes
     engine.limit_to(room.resident)
     choice = replace(rule, setting=best.setting, by="timed", call_bytes=call_bytes, trials=tuple(search.trials))
@@ -131,9 +131,9 @@ class _Search:
     engines: dict[Setting, Tuned] = field(default_factory=dict)  # those that may yet be the best
     _spent: dict[Setting, float] = field(default_factory=dict)  # seconds of a family's last trial
     _expected: tuple[np.ndarray, np.ndarray] | None = None
+    _began: float = field(default_factory=time.perf_counter)
 
     def run(self) -> None:
-        self._began = time.perf_counter()
         for family in families(self.wanted, self.target.facts, gpu=self.room.gpu):
             self._begin(family)
         best = self.best()
@@ -180,6 +180,15 @@ class _Search:
                 remedy='set it to "auto", or to "batch_jacobian" with experimental_use_pfor = false',
             )
 
+    def fitted(self, choice: Choice) -> Choice:
+        """An untimed choice with its bytes as they are projected by now, in smaller calls where those are too many."""
+        setting: Setting | None = choice.setting
+        is_ours = choice.by == "rule" and self.wanted.windows_per_call == "auto"
+        while is_ours and setting is not None and self.projected(setting) > self.room.call:
+            setting = halved(setting, self.target.facts)
+        setting = setting or replace(choice.setting, windows_per_call=1)  # not even the smallest
+        return replace(choice, setting=setting, call_bytes=self.projected(setting))
+
     def _timed(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.windows_per_second]
 
@@ -194,8 +203,7 @@ class _Search:
             sized = family
         if sized is None:
             needed = call_memory(self.target.facts, family)
-            note = f"a window is projected to take {human_bytes(needed)} of {human_bytes(self.room.call)}"
-            self.trials.append(Trial(family, needed, note=note))
+            self.trials.append(Trial(family, needed, note=self._too_large(needed)))
             return
         trial, size = self._try(sized), sized.windows_per_call
         while trial is not None and not self._fits(trial) and size > 1 and self.wanted.windows_per_call == "auto":
@@ -270,11 +278,22 @@ class _Search:
         engine = Tuned(self.target, setting)
         trial = self._run(engine, projected)
         self._spent[_family(setting)] = time.perf_counter() - began
+        if trial.windows_per_second is None:
+            self.trials.append(trial)
+            return self._try_what_fits(trial)
         self.trials.append(trial)
-        if not trial.windows_per_second:
-            return None
+        if not self._fits(trial):
+            self.trials[-1] = replace(trial, note=self._too_large(self.projected(setting)))
         self._keep(trial, engine)
         return trial
+
+    def _try_what_fits(self, refused: Trial) -> Trial | None:
+        """As many windows as the compiler's account leaves room for, where that is what a trial was refused for."""
+        setting = refused.setting
+        fitting = setting.windows_per_call * self.room.call // max(refused.projected, 1)
+        if not 1 <= fitting < setting.windows_per_call or self.wanted.windows_per_call != "auto":
+            return None
+        return self._try(replace(setting, windows_per_call=fitting))
 
     def _run(self, engine: Tuned, projected: int) -> Trial:
         setting = engine.setting
@@ -306,8 +325,8 @@ class _Search:
 
     def _keep(self, trial: Trial, engine: Tuned) -> None:
         """Hold on to the kernels that may yet be the best: the others' memory is free again."""
-        rates = {t.setting: _rate(t) for t in self._timed() if self._fits(t)}
-        self.engines[trial.setting] = engine
+        rates = {t.setting.bare: _rate(t) for t in self._timed() if self._fits(t)}
+        self.engines[trial.setting.bare] = engine
         floor = EQUAL * max(rates.values(), default=0.0)
         self.engines = {setting: e for setting, e in self.engines.items() if rates.get(setting, -1.0) >= floor}
 

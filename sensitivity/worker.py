@@ -107,7 +107,7 @@ class Worker:
             finished=time.time(),
             peak_memory=peak_memory(),
             setting=self.kernel.setting.to_json(),
-            projected_memory=worker_memory(facts, self.choice, layout),
+            projected_memory=worker_memory(facts, self.choice, layout, timing=True),
             why=self.choice.why,
         )
         commit(self.run, record)

@@ -205,7 +205,8 @@ def test_projected_memory_covers_the_real_peak(write_job):
     code = "from jobs.cli import main; main()"
     subprocess.run([sys.executable, "-c", code, "run", str(file), "--serial"], check=True, capture_output=True)
     planned = next(line for line in call("plan", file).stdout.splitlines() if line.startswith("projected memory"))
-    projected = float(planned.split()[2]) * {"MB": 1e6, "GB": 1e9}[planned.split()[3]]
+    number, unit, *_ = planned.partition("a worker, ")[2].split()
+    projected = float(number) * {"MB": 1e6, "GB": 1e9}[unit]
     records = [json.loads(path.read_text()) for path in (file.parent / "run" / "commits").glob("*.json")]
     peak = max(record["peak_memory"] for record in records)
     assert peak <= projected <= 2 * peak

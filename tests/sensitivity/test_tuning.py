@@ -209,6 +209,31 @@ def test_the_compiler_says_what_its_kernels_take(wide, patient, monkeypatch):
     assert Tuned(wide, Setting("forward", 64)).stated_bytes() is None
 
 
+def test_where_the_compiler_says_too_much_fewer_windows_are_tried(wide, patient, monkeypatch):
+    monkeypatch.setattr(meter, "stated", lambda function, windows, first: windows.shape[0] * 2**20)
+    room = Room(40 * 2**20)
+    choice, _ = tune(AUTO, wide, windows_of(9), room, 64, 10**6)
+    ran = [trial for trial in choice.trials if trial.setting.xla and trial.windows_per_second]
+    assert len({tuning._family(trial.setting) for trial in ran}) == 4
+    first = next(trial for trial in ran if trial.setting.kernel == "forward")
+    assert 20 < first.setting.windows_per_call < 40
+    assert first.projected <= room.call
+
+
+def test_one_window_that_took_too_much_is_split_over_its_outputs(wide, patient, monkeypatch):
+    """A megabyte an output, where the rule expects some kilobytes."""
+    wanted = SensitivitySection(kernel="batch_jacobian", experimental_use_pfor=True)
+    search = tuning._Search(wanted, wide, windows_of(9), Room(8 * 2**20), 4096, 10**6)
+    rule = tuning.by_rule(wanted, wide, search.room, 64, "memory")
+    one = replace(rule.setting, windows_per_call=1)
+    search.trials.append(Trial(one, 1, 1.0, measured=20 * 2**20))
+    assert search.best() is None
+    fitted = search.fitted(rule)
+    assert fitted.call_bytes <= search.room.call
+    assert fitted.setting.windows_per_call == 1
+    assert 1 <= fitted.setting.outputs_per_call < 10
+
+
 def test_the_compiler_is_asked_before_a_window_is_too_large(wide, patient, monkeypatch):
     room = Room(call_memory(wide.facts, Setting("forward", 1, experimental_use_pfor=False)))
     assert room.call < call_memory(wide.facts, Setting("forward", 1, xla=True))
