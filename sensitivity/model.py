@@ -305,7 +305,5 @@ def _recurrent(model: keras.Model, length: int) -> Iterator[tuple[int, int]]:
     for layer in leaf_layers(model):
         if isinstance(layer, keras.layers.RNN):
             units = int(np.prod(keras.tree.flatten(layer.cell.state_size)[0]))
-            yield (
-                length,
-                max(units, 0),
-            )  # a convolutional state has open sizes; its activations are counted all the same
+            # A convolution's state has open sizes; its activations are counted all the same.
+            yield length, max(units, 0)

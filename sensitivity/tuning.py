@@ -32,7 +32,8 @@ TRIAL_SECONDS, COMPILING_SECONDS = 0.15, 15.0  # the second: expected of XLA for
 CHECKED, TOLERANCE = 4, 1e-4  # windows whose vector-Jacobian product is checked, and to what
 AGAIN, SCALED = 1.1, 1.3  # margins over what was measured, for the same call again and for one of another size
 LEAST_BYTES = 2 * MiB  # below this, measuring is noise
-CONTENDER, BETTER, EQUAL = 0.4, 1.03, 0.97
+CONTENDER, PLATEAU, RIVAL, EQUAL = 0.4, 0.9, 0.85, 0.97  # of the best rate: worth more trials, going on, a second look
+RIVALS, ROUNDS = 4, 3
 FEW = 64  # windows to prove a job's model and to time its kernels on
 UNSEEN_GPU = "gpu: a worker's"
 
@@ -68,6 +69,7 @@ def is_given(wanted: SensitivitySection) -> bool:
 
 
 def by_rule(wanted: SensitivitySection, target: Target, room: Room, windows: int, key: str) -> Choice:
+    """What to take where nothing is timed, for `windows` windows; `Refused`, in the name of `key`, where none fits."""
     setting = choose(wanted, target.facts, room.call, windows, key=key, gpu=room.gpu)
     by = "given" if is_given(wanted) else "rule"
     return Choice(setting, by, call_memory(target.facts, setting), kind=room.kind, asked=wanted.knobs)
@@ -144,14 +146,14 @@ class _Search:
             self._climb(trial)
         for factor in (2, 0.5):
             self._step(self.best() or best, factor)
+        self._time_rivals_again()
 
     def best(self) -> Trial | None:
         """The fastest that fits; of those as good as equal, the one that takes least memory."""
-        timed = [trial for trial in self._timed() if self._fits(trial)]
-        if not timed:
-            return None
-        top = max(map(_rate, timed))
-        return min((t for t in timed if _rate(t) >= EQUAL * top), key=lambda t: self.projected(t.setting))
+        able = self._able()
+        top = max(map(_rate, able), default=0.0)
+        equal = [trial for trial in able if _rate(trial) >= EQUAL * top]
+        return min(equal, key=lambda trial: self.projected(trial.setting), default=None)
 
     def projected(self, setting: Setting) -> int:
         """Bytes of a call: as it, or else its family, was last measured, in the rule's proportion; else by the rule."""
@@ -192,6 +194,10 @@ class _Search:
     def _timed(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.windows_per_second]
 
+    def _able(self) -> list[Trial]:
+        """Those that fit, and whose kernels are at hand."""
+        return [trial for trial in self._timed() if trial.setting.bare in self.engines and self._fits(trial)]
+
     # ---- which trials --------------------------------------------------------------------------------
 
     def _begin(self, family: Setting) -> None:
@@ -214,13 +220,28 @@ class _Search:
         return self.projected(trial.setting) <= self.room.call
 
     def _climb(self, trial: Trial) -> None:
-        """More windows a call while that helps; else fewer."""
+        """More windows a call while that does not harm; fewer, if more did not help."""
         for factor in (4, 0.25):
-            here = trial
-            while (there := self._step(here, factor)) is not None and _rate(there) >= BETTER * _rate(here):
-                here = there
-            if here is not trial:
+            here, top = trial, _rate(trial)
+            while (there := self._step(here, factor)) is not None and _rate(there) >= PLATEAU * top:
+                here, top = there, max(top, _rate(there))
+            if top > _rate(trial):
                 return
+
+    def _time_rivals_again(self) -> None:
+        """In turns: short trials differ by a machine's moods more than by their settings. Long ones level them out."""
+        rivals = [t for t in self._able() if t.setting.windows_per_call < TRIAL_SECONDS * _rate(t)]
+        rates: dict[Setting, list[float]] = {trial.setting: [] for trial in rivals}
+        for _ in range(ROUNDS if len(rivals) > 1 else 0):
+            for setting, found in rates.items():
+                if self._left() > 2 * TRIAL_SECONDS:
+                    found.append(_time(self.engines[setting.bare], self._sized(setting)))
+        again = {setting: float(np.median(found)) for setting, found in rates.items() if len(found) == ROUNDS}
+        if len(again) == len(rivals):
+            self.trials = [
+                replace(trial, windows_per_second=again.get(trial.setting, trial.windows_per_second))
+                for trial in self.trials
+            ]
 
     def _step(self, trial: Trial, factor: float) -> Trial | None:
         size = even(max(1, int(trial.setting.windows_per_call * factor)), self.most)
@@ -229,10 +250,11 @@ class _Search:
             return None
         return self._try(setting, worth_telling=False)
 
-    def _seconds(self) -> float:
+    def _left(self) -> float:
+        """Seconds for further trials."""
         best = self.best()
         work = self.total / _rate(best) if best else 0.0
-        return min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * work))
+        return min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * work)) - (time.perf_counter() - self._began)
 
     def _why_not(self, setting: Setting, projected: int) -> str:
         if projected > self.room.call and not self._compiler_tells(setting):
@@ -240,9 +262,8 @@ class _Search:
         best = self.best()
         if best is None:
             return ""
-        left = self._seconds() - (time.perf_counter() - self._began)
         slow = setting.xla and self.target.facts.operations > MANY_OPERATIONS
-        if left < self._spent.get(_family(setting), COMPILING_SECONDS if slow else 0.0):
+        if self._left() < self._spent.get(_family(setting), COMPILING_SECONDS if slow else 0.0):
             return "no time left to try it"
         taken = machine.resident_memory() - meter.reusable()
         if self.room.resident is not None and taken + projected + self._building(setting) > self.room.resident:
@@ -297,8 +318,7 @@ class _Search:
 
     def _run(self, engine: Tuned, projected: int) -> Trial:
         setting = engine.setting
-        repeats = -(-setting.windows_per_call // len(self.windows))
-        windows = np.concatenate([self.windows] * repeats)[: setting.windows_per_call]
+        windows = self._sized(setting)
         try:
             stated = engine.stated_bytes() if self._compiler_tells(setting) else None
             projected = projected if stated is None else stated + self._on_host(setting)
@@ -317,6 +337,11 @@ class _Search:
             return replace(trial, windows_per_second=None, note=f"its numbers are off by {off:.1e}")
         return trial
 
+    def _sized(self, setting: Setting) -> np.ndarray:
+        """Real windows for one call, repeated where there are fewer."""
+        repeats = -(-setting.windows_per_call // len(self.windows))
+        return np.concatenate([self.windows] * repeats)[: setting.windows_per_call]
+
     def _on_host(self, setting: Setting) -> int:
         """Bytes of a call's windows and of two copies of its results, which are the host's own."""
         facts = self.target.facts
@@ -324,11 +349,13 @@ class _Search:
         return 0 if self.room.gpu else setting.windows_per_call * window
 
     def _keep(self, trial: Trial, engine: Tuned) -> None:
-        """Hold on to the kernels that may yet be the best: the others' memory is free again."""
-        rates = {t.setting.bare: _rate(t) for t in self._timed() if self._fits(t)}
+        """Hold on to the few kernels that may yet be the best: the others' memory is free again."""
         self.engines[trial.setting.bare] = engine
-        floor = EQUAL * max(rates.values(), default=0.0)
-        self.engines = {setting: e for setting, e in self.engines.items() if rates.get(setting, -1.0) >= floor}
+        able = sorted(self._able(), key=_rate, reverse=True)
+        kept = {t.setting.bare for t in able[:RIVALS] if _rate(t) >= RIVAL * _rate(able[0])}
+        if (best := self.best()) is not None:
+            kept.add(best.setting.bare)
+        self.engines = {setting: self.engines[setting] for setting in kept}
 
     def _error(self, windows: np.ndarray, jacobian: np.ndarray) -> float:
         """Of a random vector's product with the Jacobian of a few windows, against plain reverse mode."""

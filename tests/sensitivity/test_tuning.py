@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -74,6 +75,26 @@ def test_of_equals_the_one_of_least_memory_wins(wide, speeds):
     speeds |= {"64 windows a call": 100.0, "16 windows a call": 99.0}
     choice, _ = tune(AUTO, wide, windows_of(9), Room(GB), 64, 10**6)
     assert choice.setting.windows_per_call == 16
+
+
+def test_the_fastest_few_are_timed_again_in_turns(wide, patient, monkeypatch):
+    """One was lucky at first."""
+    lucky, steady = "forward, 64 windows a call, loop over inputs, no XLA", "forward, 64 windows a call, pfor"
+    times = Counter()
+
+    def rate(engine, windows):
+        name = str(engine.setting)
+        times[name] += 1
+        if name == lucky:
+            return 1.1e6 if times[name] == 1 else 0.9e6
+        return 1e6 if name.startswith(steady) and not engine.setting.xla else 1e5
+
+    monkeypatch.setattr(tuning, "_time", rate)
+    choice, engine = tune(AUTO, wide, windows_of(9), Room(GB), 64, 10**9)
+    assert str(choice.setting).startswith(steady)
+    assert times[lucky] == 1 + tuning.ROUNDS
+    assert engine.setting == choice.setting
+    assert choice.windows_per_second == 1e6
 
 
 def test_the_choice_computes_what_the_tape_does(wide, patient):
