@@ -289,7 +289,7 @@ class _Tuned:
         if self.engine.call_bytes > room.call or size > MOST_FILLED * windows:
             return False
         if self.choice.by == "given":
-            return most <= size
+            return most <= self.most
         changed = self.engine.setting.bare != self.choice.setting.bare
         short = changed or LARGER * self.choice.call_bytes > self.call
         seconds = windows / (self.choice.windows_per_second or math.inf)
