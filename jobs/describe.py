@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from sensitivity.audit import Audit
 from sensitivity.plan import Plan, human_bytes
+
+if TYPE_CHECKING:
+    from sensitivity.audit import Audit
 
 
 def described(plan: Plan, audit: Audit | None) -> str:

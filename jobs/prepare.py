@@ -99,7 +99,8 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) 
             plan = plan_run(job, found, facts, kept, workers, free)
         return Prepared(job, found, model, known, plan, None)
     windows = first_windows(job.series, Windows(0, facts.length, job.windows.stride), job.run.dtype, FEW)
-    choice, audited = _proved(job, target, windows, room, plan, knows)
+    with quiet():
+        choice, audited = _proved(job, target, windows, room, plan, knows)
     return Prepared(job, found, model, known, plan_run(job, found, facts, choice, workers, free), audited)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sensitivity import machine
+from sensitivity.errors import Refused
 from sensitivity.job import Job
 from sensitivity.plan import Workers
 
@@ -45,7 +46,7 @@ def hold(job: Job, *, gpu: bool) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep from the terminal what TensorFlow's C++ says on starting up, unless something goes wrong."""
+    """Keep from the terminal what TensorFlow's C++ says, unless something goes wrong that is not refused in words."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     sys.stderr.flush()
     kept = os.dup(2)
@@ -53,6 +54,8 @@ def quiet() -> Iterator[None]:
         os.dup2(said.fileno(), 2)
         try:
             yield
+        except (Refused, KeyboardInterrupt):
+            raise
         except BaseException:
             said.seek(0)
             os.write(kept, said.read())

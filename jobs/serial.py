@@ -12,13 +12,15 @@ from sensitivity.store import Run
 from sensitivity.worker import Worker
 
 from .ledger import Ledger, Trouble
+from .resources import quiet
 
 
 def run_serial(run: Run, ledger: Ledger, choice: Choice, workers: Workers) -> Iterator[Commit | Failure]:
     """Compute every shard of the ledger, one after another; yields what became of each."""
     use_threads(workers.cpus, gpu=workers.gpus > 0, share=workers.gpu_share)
-    worker = Worker(run.path, choice, workers)
-    worker.warm_up()
+    with quiet():
+        worker = Worker(run.path, choice, workers)
+        worker.warm_up()
     while (attempt := ledger.take()) is not None:
         try:
             yield worker.compute(attempt.shard, attempt.number)
