@@ -4,8 +4,7 @@
 
 For each model: the eager tape, the compiled tape, every kernel at every size, the tuner's choice, JAX and torch, with
 windows/s and the process's peak memory (of which 0.6 GB are TensorFlow, 0.3 JAX or torch), each way in a process of
-its own, the same weights, every Jacobian compared with the tape's. For one output a window, two processes of one
-thread too: what a run does.
+its own, the same weights, every Jacobian compared with the tape's. And two processes of one thread: what a run does.
 """
 
 from __future__ import annotations
@@ -205,12 +204,11 @@ def compare(name: str, folder: Path) -> None:
         share = found["rate"] / found["best_rate"]
         print(f"    the tuner's: {found['setting']}, in {found['seconds']:.0f} s: {share:.2f} of the best")
     report("the tuner's choice, two threads", answer(spawn("tuner", path, name)), expected)
-    if np.prod(model.output_shape[1:]) == 1:
-        until = time.time() + 60
-        pair = [answer(process) for process in [spawn("one thread", path, name, until) for _ in range(2)]]
-        if all(pair):
-            both = {**pair[0], "rate": sum(half["rate"] for half in pair), "peak": sum(half["peak"] for half in pair)}
-            report("the same, two processes of one", both, expected)
+    until = time.time() + 60
+    pair = [answer(process) for process in [spawn("one thread", path, name, until) for _ in range(2)]]
+    if all(pair):
+        both = {**pair[0], "rate": sum(half["rate"] for half in pair), "peak": sum(half["peak"] for half in pair)}
+        report("the same, two processes of one", both, expected)
     for way in ("jax jacrev", "jax jacfwd", "torch"):
         report(way, answer(spawn(way, path, name)), expected)
 
