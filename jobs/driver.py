@@ -18,7 +18,7 @@ from sensitivity.setting import Choice
 from sensitivity.store import Run
 
 from .ledger import Ledger, WorkersLost
-from .prepare import crew, prepare
+from .prepare import crew, kept_choice, prepare
 from .resources import Resources, hold, local, quiet
 
 
@@ -76,17 +76,12 @@ def resume(path: Path, how: How) -> Summary:
 
 def _choice(run: Run, workers: Workers, how: How) -> Choice:
     """What was given, or was timed on workers of this process's kind and fits; else workers find out themselves."""
-    from sensitivity.device import kind
-
     choice = run.choice
     if choice.by == "given":
         require_memory(worker_memory(run.facts, choice, run.layout), choice.setting, workers)
         return choice
     knows = how.serial or (how.address is None and not workers.gpus)
-    kept = run.remembered(run.job.sensitivity, kind(workers.cpus)) if knows else None
-    if kept is not None and worker_memory(run.facts, kept, run.layout) <= workers.memory:
-        return kept
-    return replace(choice, by="rule")
+    return kept_choice(run, run.job.sensitivity, workers, knows) or replace(choice, by="rule")
 
 
 @contextlib.contextmanager

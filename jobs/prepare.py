@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sensitivity.errors import Refused
-from sensitivity.job import Job
+from sensitivity.job import Job, SensitivitySection
 from sensitivity.plan import (
     Layout,
     Plan,
@@ -20,6 +20,7 @@ from sensitivity.plan import (
     human_bytes,
     place,
     plan_run,
+    worker_memory,
 )
 from sensitivity.series import Survey, Windows, first_windows, survey
 from sensitivity.setting import Choice
@@ -94,8 +95,8 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) 
     rule = by_rule(job.sensitivity, target, room, layout.chunk_windows, "run.memory_per_worker")
     plan = plan_run(job, found, facts, rule, workers, free)  # refuses before anything is timed
     if resume:
-        kept = Run.open(path).remembered(job.sensitivity, room.kind) if knows and rule.by == "rule" else None
-        if kept is not None and kept.call_bytes <= room.call:
+        kept = kept_choice(Run.open(path), job.sensitivity, workers, knows and rule.by == "rule")
+        if kept is not None:
             plan = plan_run(job, found, facts, kept, workers, free)
         return Prepared(job, found, model, known, plan, None)
     windows = first_windows(job.series, Windows(0, facts.length, job.windows.stride), job.run.dtype, FEW)
@@ -154,6 +155,18 @@ def crew(job: Job, facts: ModelFacts, resources: Resources, shards: int) -> Work
             remedy="give workers more memory, or run fewer of them",
         )
     return workers
+
+
+def kept_choice(run: Run, wanted: SensitivitySection, workers: Workers, knows: bool) -> Choice | None:
+    """What the run's earlier workers found fastest, where these are of their kind and have room for it.
+
+    knows: whether this process is of the workers' kind.
+    """
+    from sensitivity.device import kind
+
+    kept = run.remembered(wanted, kind(workers.cpus)) if knows else None
+    fits = kept is not None and worker_memory(run.facts, kept, run.layout) <= workers.memory
+    return kept if fits else None
 
 
 def _free_bytes(path: Path) -> int:

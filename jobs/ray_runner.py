@@ -10,6 +10,7 @@ that only waited on it count none.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import sys
@@ -210,7 +211,7 @@ class _Crew:
 
     def _hire(self) -> None:
         options: dict[str, Any] = {"num_cpus": self._workers.cpus, "num_gpus": self._workers.gpus}
-        if self._run.job.run.memory_bytes or self._is_memory_for_all():
+        if self._run.job.run.memory_bytes or self._is_memory_for_all:
             options["memory"] = self._workers.memory
         remote = ray.remote(ShardWorker).options(
             scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0, **options
@@ -219,6 +220,7 @@ class _Crew:
         self._seats.append(_Seat(f"worker {self._hired}", actor, actor.set_up.remote(), self._halvings))
         self._hired += 1
 
+    @functools.cached_property
     def _is_memory_for_all(self) -> bool:
         """Whether Ray counts as much: it then puts no two workers where there is room for one."""
         places = sum(int(node.get("memory", 0) // self._workers.memory) for node in _nodes())

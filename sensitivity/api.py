@@ -241,7 +241,7 @@ def _result_bytes(facts: CallFacts, windows: int) -> int:
 
 
 def _reused(
-    kept: dict[int, _Tuned], source: np.ndarray, wanted: SensitivitySection, budget: _Budget
+    kept: dict[int, _Found], source: np.ndarray, wanted: SensitivitySection, budget: _Budget
 ) -> tuple[Choice, Tuned] | None:
     """A kernel of an earlier call, if one serves."""
     most, room = _most_at_once(len(source), wanted), budget.room(0)
@@ -250,7 +250,7 @@ def _reused(
 
 
 def _timed(
-    kept: dict[int, _Tuned], wanted: SensitivitySection, target: Target, budget: _Budget, source: np.ndarray
+    kept: dict[int, _Found], wanted: SensitivitySection, target: Target, budget: _Budget, source: np.ndarray
 ) -> tuple[Choice, Tuned]:
     """The fastest kernel, by trials on these windows; kept for later calls."""
     if not len(source):
@@ -259,7 +259,7 @@ def _timed(
     most, room = _most_at_once(len(source), wanted), budget.room(budget.compiler)
     some = np.ascontiguousarray(source[np.linspace(0, len(source) - 1, min(TIMED_ON, len(source))).astype(int)])
     choice, engine = tune(wanted, target, some, room, most, len(source), key="memory")
-    kept[most] = _Tuned(choice, engine, len(source), most, room.call)
+    kept[most] = _Found(choice, engine, len(source), most, room.call)
     return choice, engine
 
 
@@ -272,7 +272,7 @@ def _most_at_once(windows: int, wanted: SensitivitySection) -> int:
 
 
 @dataclass(frozen=True)
-class _Tuned:
+class _Found:
     """A choice and its kernel, found for so many windows, at `most` a call, with `call` bytes for one."""
 
     choice: Choice
@@ -321,7 +321,7 @@ class _Kept:
     """Facts and kernels by shape, living and dying with their model."""
 
     facts: dict[Any, CallFacts] = field(default_factory=dict)
-    kernels: dict[Any, dict[int, _Tuned]] = field(default_factory=dict)
+    kernels: dict[Any, dict[int, _Found]] = field(default_factory=dict)
 
 
 def _kept(model: keras.Model) -> _Kept:

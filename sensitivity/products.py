@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from .errors import Refused
 from .model import Target
 
+TOLERANCE = 1e-4  # of the largest entry: float32 and another order of adding stay below 1e-5
 _ZERO = tf.UnconnectedGradients.ZERO
 
 
@@ -25,6 +27,24 @@ def jvp(target: Target, windows: np.ndarray, directions: np.ndarray) -> np.ndarr
     with tf.autodiff.ForwardAccumulator(source, tf.constant(directions)) as accumulator:
         prediction = target(source)
     return accumulator.jvp(prediction, unconnected_gradients=_ZERO).numpy()
+
+
+def contracted(vectors: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
+    """vectorsᵀ · Jacobian of arrays `(batch, *target)` and `(batch, *target, *source)` → `(batch, source_size)`."""
+    count = len(vectors)
+    flat = vectors.reshape(count, -1)
+    return np.einsum("nr,nrs->ns", flat, jacobian.reshape(*flat.shape, -1))
+
+
+def require_agreement(kernel: str, error: float) -> None:
+    """Refuse a kernel whose numbers are not the model's."""
+    if not error <= TOLERANCE:
+        raise Refused(
+            "sensitivity.kernel",
+            given=f"{kernel} that differs from an independent vector-Jacobian product by {error:.1e}",
+            allowed=f"{TOLERANCE:.0e} of the largest entry",
+            remedy='set it to "auto", or to "batch_jacobian" with experimental_use_pfor = false',
+        )
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:

@@ -3,7 +3,7 @@
     pip install '.[bench]' && python tests/benchmarks/kernels.py [part of a model's name]
 
 For each model: the eager tape, the compiled tape, every kernel at every size, the tuner's choice, JAX and torch, with
-windows/s and the process's peak memory (of which 0.6 GB are TensorFlow, 0.3 JAX or torch), each way in a process of
+windows/s and peak memory (of the process, imports included; of a call for single kernels), each way in a process of
 its own, the same weights, every Jacobian compared with the tape's. And two processes of one thread: what a run does.
 """
 
@@ -85,7 +85,7 @@ def tuned(path: str, windows: np.ndarray, threads: int, exhaustive: bool, until:
     start(threads)
     import keras
 
-    from sensitivity import candidates, tuning
+    from sensitivity import candidates, meter, tuning
     from sensitivity.engine import Tuned
     from sensitivity.job import SensitivitySection
     from sensitivity.model import Target, describe_call
@@ -104,7 +104,7 @@ def tuned(path: str, windows: np.ndarray, threads: int, exhaustive: bool, until:
         rates = [tuning._time(engine, sized) for _ in range(20)]
         return {**found, "rate": float(np.median(rates))}
     rates: dict[Any, float] = {}
-    kernels = {}
+    kernels, peaks = {}, {}
     for family in candidates.families(wanted, facts):
         for size in (4, 16, 64, 128, 256, 512, 1024, 2048):
             setting = replace(family, windows_per_call=size)
@@ -115,7 +115,9 @@ def tuned(path: str, windows: np.ndarray, threads: int, exhaustive: bool, until:
             begin = time.perf_counter()
             kernel(sized)
             rates[setting] = tuning._time(kernel, sized)
-            kernels[setting] = kernel
+            with meter.measured() as reading:
+                kernel(sized)
+            kernels[setting], peaks[setting] = kernel, reading.peak or 0
             if time.perf_counter() - begin > 15:
                 break
     best = max(rates, key=lambda setting: rates[setting])
@@ -124,10 +126,10 @@ def tuned(path: str, windows: np.ndarray, threads: int, exhaustive: bool, until:
         for turn, kernel in zip(turns, (engine, kernels[best]), strict=True):
             sized = np.resize(windows, (kernel.setting.windows_per_call, *windows.shape[1:]))
             turn.append(tuning._time(kernel, sized))
-    by_family: dict[str, float] = {}
+    by_family: dict[str, tuple[float, int]] = {}
     for setting, rate in rates.items():
         name = str(setting).replace(f", {setting.windows_per_call:,} windows a call", "")
-        by_family[name] = max(rate, by_family.get(name, 0.0))
+        by_family[name] = max((rate, peaks[setting]), by_family.get(name, (0.0, 0)))
     mine, theirs = (float(np.median(turn)) for turn in turns)
     return {**found, "rate": mine, "best": str(best), "best_rate": theirs, "families": by_family}
 
@@ -198,8 +200,8 @@ def compare(name: str, folder: Path) -> None:
         report(f"{way} tape", answer(spawn(way, path, name)), expected)
     found = answer(spawn("exhaustive", path, name))
     if found is not None:
-        for family, rate in found["families"].items():
-            print(f"    {family:60} {rate:10,.0f} windows/s at its best size")
+        for family, (rate, peak) in found["families"].items():
+            print(f"    {family:60} {rate:10,.0f} windows/s at its best size, {peak / 1e6:7,.0f} MB a call")
         print(f"    best of all: {found['best']}: {found['best_rate']:,.0f} windows/s")
         share = found["rate"] / found["best_rate"]
         print(f"    the tuner's: {found['setting']}, in {found['seconds']:.0f} s: {share:.2f} of the best")
