@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from .errors import Refused
+from .heads import heads, joined, labels, require_floating, steps_and_channels
 from .job import WindowsSection
 from .layers import calls_wrapped, keras, leaf_layers, steps_folded
 
@@ -79,7 +80,7 @@ class Target:
 
     def __call__(self, windows: tf.Tensor) -> tf.Tensor:
         # No `training=`: it would override what a model was built with, and hide it from the audit.
-        return _joined(_heads(self.model, self.model(windows), self.of))
+        return joined(heads(self.model, self.model(windows), self.of))
 
 
 def describe(
@@ -89,9 +90,9 @@ def describe(
     declared = _declared_input(model)
     length = _window_length(declared, windows, features)
     flat = declared is not None and len(declared) == 1
-    call, heads = _run_once(model, (length * features,) if flat else (length, features), of, dtype)
-    shapes = {name: _steps_and_channels(head) for name, head in heads.items()}
-    outputs = tuple(label for name, (_, channels) in shapes.items() for label in _labels(name, channels))
+    call, found = _run_once(model, (length * features,) if flat else (length, features), of, dtype)
+    shapes = {name: steps_and_channels(head) for name, head in found.items()}
+    outputs = tuple(label for name, (_, channels) in shapes.items() for label in labels(name, channels))
     steps = next(iter(shapes.values()))[0]
     return ModelFacts(**vars(call), length=length, features=features, output_steps=steps, outputs=outputs)
 
@@ -103,11 +104,11 @@ def describe_call(model: keras.Model, input_shape: tuple[int, ...], *, of: str, 
 
 def _run_once(model: keras.Model, shape: tuple[int, ...], of: str, dtype: str) -> tuple[CallFacts, dict[str, Any]]:
     result, activations, graph = _forward(model, np.zeros((2, *shape), dtype), shape)
-    heads = _heads(model, result, of)
-    _require_floating(heads)
+    found = heads(model, result, of)
+    require_floating(found)
     facts = CallFacts(
         input_shape=shape,
-        target_shape=tuple(_joined(heads).shape[1:]),
+        target_shape=tuple(joined(found).shape[1:]),
         parameters=model.count_params(),
         activations=activations,
         recurrent=tuple(_recurrent(model, shape[0])),
@@ -115,7 +116,7 @@ def _run_once(model: keras.Model, shape: tuple[int, ...], of: str, dtype: str) -
         operations=len(graph),
         dtype=dtype,
     )
-    return facts, heads
+    return facts, found
 
 
 _KINKED = {
@@ -136,33 +137,6 @@ def _graph(model: keras.Model, windows: tf.TensorSpec) -> list[Any]:
 def _on_integers(node: Any) -> bool:
     kind = next((node.attr[name].type for name in ("T", "Tparams", "dtype") if name in node.attr), None)
     return kind is not None and tf.as_dtype(kind).is_integer
-
-
-def _require_floating(heads: dict[str, Any]) -> None:
-    for name, head in heads.items():
-        if not (tf.is_tensor(head) and head.dtype.is_floating):
-            raise Refused(
-                "sensitivity.of",
-                given=f"output {name!r} of {getattr(head, 'dtype', type(head).__name__)}",
-                allowed="floating-point tensors: others have no derivative",
-                remedy="name another output, or end the model before it rounds or chooses",
-            )
-
-
-def _joined(heads: dict[str, tf.Tensor]) -> tf.Tensor:
-    """One head as it is; several as `(batch, output_step, output)`, one after another along `output`."""
-    if len(heads) == 1:
-        return next(iter(heads.values()))
-    shapes = {name: _steps_and_channels(head) for name, head in heads.items()}
-    if len({steps for steps, _ in shapes.values()}) > 1:
-        raise Refused(
-            "sensitivity.of",
-            given="all outputs, of different lengths: "
-            + ", ".join(f"{name} has {steps} steps" for name, (steps, _) in shapes.items()),
-            allowed="outputs with the same number of steps, or one of them",
-            remedy=f"set sensitivity.of to one of {', '.join(shapes)}",
-        )
-    return tf.concat([tf.reshape(head, (-1, *shapes[name])) for name, head in heads.items()], axis=-1)
 
 
 def _declared_input(model: keras.Model) -> tuple[int | None, ...] | None:
@@ -262,43 +236,6 @@ def _forward(model: keras.Model, zeros: np.ndarray, shape: tuple[int, ...]) -> t
             allowed="a model that takes (batch, lag, feature)",
             remedy="check windows.length and series.features against the model's training",
         ) from error
-
-
-def _heads(model: keras.Model, result: Any, of: str) -> dict[str, Any]:
-    """Output name → tensor, those that `of` names: all for "output", else one."""
-    if isinstance(result, dict):  # in its own order: flattening would sort it
-        heads, names = list(result.values()), list(result)
-    else:
-        heads, names = keras.tree.flatten(result), list(getattr(model, "output_names", None) or [])
-    if len(names) != len(heads) or len(set(names)) != len(names):
-        names = [f"output_{i}" for i in range(len(heads))]
-    named = dict(zip(names, heads, strict=True))
-    if of == "output":
-        return {"output": heads[0]} if len(heads) == 1 else named
-    if of in named:
-        return {of: named[of]}
-    raise Refused(
-        "sensitivity.of",
-        given=f"{of!r}",
-        allowed=f'"output" (all of {", ".join(names)}), or one of these',
-        remedy="set sensitivity.of to one of these",
-    )
-
-
-def _steps_and_channels(head: Any) -> tuple[int, int]:
-    shape = tuple(head.shape[1:])
-    if len(shape) > 2:
-        raise Refused(
-            "model.path",
-            given=f"an output of shape {('batch', *shape)}",
-            allowed="(batch), (batch, output) or (batch, output_step, output)",
-            remedy="end the model with a Reshape to (output_step, output)",
-        )
-    return (shape[0] if len(shape) == 2 else 1), (shape[-1] if shape else 1)
-
-
-def _labels(name: str, channels: int) -> list[str]:
-    return [name] if channels == 1 else [f"{name}_{i}" for i in range(channels)]
 
 
 def _recurrent(model: keras.Model, length: int) -> Iterator[tuple[int, int]]:

@@ -22,6 +22,7 @@ CHAIN = [
         "series",
         "layers",
         "loading",
+        "heads",
         "model",
         "setting",
         "plan",
