@@ -58,13 +58,13 @@ def families(wanted: SensitivitySection, facts: CallFacts, *, gpu: bool = False)
         Setting(kernel, 1, pfor, rows, xla, lost=_lost(kernel, facts, pfor, xla))
         for kernel in _kernels(wanted, facts)
         for pfor, xla in _ways(kernel, facts)
-        if kernel == "gradient" or (pfor in _pfor(wanted) and not (pfor and rows == 1))
+        if kernel in ("gradient", "scan") or (pfor in _pfor(wanted) and not (pfor and rows == 1))
     ]
     if facts.operations > MANY_OPERATIONS:
         found.sort(key=lambda setting: setting.xla)
     if gpu and facts.recurrent:
         one_by_one = [s for s in found if not s.xla and (s.kernel == "gradient" or not s.experimental_use_pfor)]
-        found = [replace(s, use_cudnn=True) for s in one_by_one if s.kernel != "forward"] + found
+        found = [replace(s, use_cudnn=True) for s in one_by_one if s.kernel not in ("forward", "scan")] + found
     return found
 
 
@@ -72,13 +72,14 @@ def _kernels(wanted: SensitivitySection, facts: CallFacts) -> list[str]:
     if wanted.kernel != "auto":
         return [wanted.kernel]
     tape_asked = wanted.experimental_use_pfor != "auto" or wanted.parallel_iterations != "auto"
-    if not tape_asked and why_not("gradient", facts) is None:
-        return ["gradient"]
-    if not tape_asked and facts.source_size < facts.target_size and not facts.recurrent:
-        return ["forward", "batch_jacobian"]
-    if not tape_asked and facts.source_size < facts.target_size:
-        return ["batch_jacobian", "forward"]
-    return ["batch_jacobian"]
+    if tape_asked:
+        return ["batch_jacobian"]
+    scan = ["scan"] if facts.scan else []
+    if why_not("gradient", facts) is None:
+        return ["gradient", *scan]
+    if facts.source_size >= facts.target_size:
+        return [*scan, "batch_jacobian"]
+    return [*scan, "batch_jacobian", "forward"] if facts.recurrent else ["forward", "batch_jacobian"]
 
 
 def _pfor(wanted: SensitivitySection) -> tuple[bool, ...]:
@@ -88,7 +89,7 @@ def _pfor(wanted: SensitivitySection) -> tuple[bool, ...]:
 def _ways(kernel: str, facts: CallFacts) -> list[tuple[bool, bool]]:
     """(pfor, XLA) that are possible, best first."""
     ways = [(False, True), (False, False), (True, False), (True, True)]
-    if kernel == "gradient":  # there is nothing to loop over
+    if kernel in ("gradient", "scan"):  # there is nothing to loop over
         ways = [(True, True), (True, False)]
     elif not facts.recurrent:
         ways = [(True, True), (False, False), (True, False), (False, True)]
@@ -96,16 +97,16 @@ def _ways(kernel: str, facts: CallFacts) -> list[tuple[bool, bool]]:
 
 
 def _why_not(kernel: str, facts: CallFacts, pfor: bool, xla: bool) -> str | None:
-    return why_not(kernel, facts, pfor=pfor, xla=xla) or (why_no_xla(facts) if xla else None)
+    return why_not(kernel, facts, pfor=pfor, xla=xla) or (why_no_xla(kernel, facts) if xla else None)
 
 
-def why_no_xla(facts: CallFacts) -> str | None:
+def why_no_xla(kernel: str, facts: CallFacts) -> str | None:
     """Why XLA is not for this model, or None where it is.
 
     XLA rounds differently. At a jump of the derivative, such as a ReLU's, that lands one window in ten thousand on
     the other side of the jump: by rights either is the derivative there, but it is not what the tape gives.
     """
-    if facts.operations > MOST_OPERATIONS:
+    if facts.operations > MOST_OPERATIONS and kernel != "scan":  # which has loops of its own
         return f"{facts.operations:,} operations would take minutes to compile"
     return None if facts.smooth else "the model's derivative has jumps, where another rounding shows"
 
@@ -153,7 +154,14 @@ def halved(setting: Setting, facts: CallFacts) -> Setting | None:
         return replace(setting, windows_per_call=setting.windows_per_call // 2)
     if setting.kernel == "forward" and setting.experimental_use_pfor:
         return replace(setting, experimental_use_pfor=False, parallel_iterations=None)
-    return replace(setting, outputs_per_call=outputs // 2) if outputs > 1 else None
+    fewer = _half(outputs, setting, facts)
+    return replace(setting, outputs_per_call=fewer) if fewer else None
+
+
+def _half(outputs: int, setting: Setting, facts: CallFacts) -> int:
+    """Half the outputs, 0 where there is no half; a scan takes those of whole steps."""
+    unit = facts.scan.outputs or 1 if setting.kernel == "scan" and facts.scan else 1
+    return outputs // 2 // unit * unit
 
 
 def split(setting: Setting, facts: CallFacts, memory: int, key: str) -> Setting:
@@ -161,8 +169,8 @@ def split(setting: Setting, facts: CallFacts, memory: int, key: str) -> Setting:
     setting = replace(setting, windows_per_call=1)
     outputs = facts.target_size
     while call_memory(facts, setting) > memory:
-        outputs //= 2
-        if not outputs or setting.kernel == "gradient":
+        outputs = _half(outputs, setting, facts)
+        if not outputs:
             raise Refused(
                 key,
                 given=f"{human_bytes(memory)} for one call",
@@ -178,7 +186,7 @@ def split(setting: Setting, facts: CallFacts, memory: int, key: str) -> Setting:
 def _few(setting: Setting, facts: CallFacts) -> int:
     if setting.xla:
         return FIRST_WINDOWS
-    if setting.kernel != "gradient" and not setting.experimental_use_pfor:
+    if setting.over_rows and not setting.experimental_use_pfor:
         return FIRST_LOOPED
     return FIRST_RECURRENT if facts.recurrent else FIRST_WINDOWS
 

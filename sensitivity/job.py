@@ -103,7 +103,7 @@ class SensitivitySection(Section):
 
     of: str = "output"
     wrt: Literal["input"] = "input"
-    kernel: Literal["auto", "gradient", "batch_jacobian", "forward"] = "auto"
+    kernel: Literal["auto", "gradient", "batch_jacobian", "forward", "scan"] = "auto"
     windows_per_call: Positive | Auto = "auto"
     experimental_use_pfor: bool | Auto = "auto"
     parallel_iterations: Positive | Auto = "auto"
@@ -116,10 +116,10 @@ class SensitivitySection(Section):
     @model_validator(mode="after")
     def _consistent(self) -> SensitivitySection:
         tape_knobs = {self.experimental_use_pfor, self.parallel_iterations} != {"auto"}
-        if self.kernel == "gradient" and tape_knobs:
+        if self.kernel in ("gradient", "scan") and tape_knobs:
             raise Refused(
                 "sensitivity.kernel",
-                given='"gradient" together with experimental_use_pfor or parallel_iterations',
+                given=f'"{self.kernel}" together with experimental_use_pfor or parallel_iterations',
                 allowed="those two belong to batch_jacobian and forward",
                 remedy='leave both out, or set kernel = "batch_jacobian"',
             )

@@ -15,6 +15,7 @@ from .errors import Refused
 from .heads import heads, joined, labels, require_floating, steps_and_channels
 from .job import WindowsSection
 from .layers import calls_wrapped, keras, leaf_layers, steps_folded
+from .recurrence import ScanFacts, Unfit, recurrence
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class CallFacts:
     input_shape, target_shape: of one window and its target, without the batch axis, as the model has them.
     parameters: number of weights. activations: numbers that a forward pass computes for one window.
     recurrent: (steps, units) of each recurrent layer.
+    scan: what walking back through a causal recurrent model takes; None for others, and `no_scan` says why.
     smooth: the derivative has no jumps, as far as the graph's operations tell (a ReLU's has one).
     operations: in the graph of the forward pass; an unrolled loop has thousands.
     """
@@ -33,6 +35,8 @@ class CallFacts:
     parameters: int
     activations: int
     recurrent: tuple[tuple[int, int], ...]
+    scan: ScanFacts | None
+    no_scan: str
     smooth: bool
     operations: int
     dtype: str
@@ -67,7 +71,8 @@ class ModelFacts(CallFacts):
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> ModelFacts:
         lists = {name: tuple(content[name]) for name in ("input_shape", "target_shape", "outputs")}
-        return cls(**{**content, **lists, "recurrent": tuple(map(tuple, content["recurrent"]))})
+        scan = ScanFacts(**content["scan"]) if content["scan"] else None
+        return cls(**{**content, **lists, "recurrent": tuple(map(tuple, content["recurrent"])), "scan": scan})
 
 
 @dataclass(frozen=True)
@@ -106,9 +111,13 @@ def _run_once(model: keras.Model, shape: tuple[int, ...], of: str, dtype: str) -
     result, activations, graph = _forward(model, np.zeros((2, *shape), dtype), shape)
     found = heads(model, result, of)
     require_floating(found)
+    target_shape = tuple(joined(found).shape[1:])
+    scan, no_scan = _scan(model, shape, of, math.prod(target_shape))
     facts = CallFacts(
         input_shape=shape,
-        target_shape=tuple(joined(found).shape[1:]),
+        target_shape=target_shape,
+        scan=scan,
+        no_scan=no_scan,
         parameters=model.count_params(),
         activations=activations,
         recurrent=tuple(_recurrent(model, shape[0])),
@@ -117,6 +126,13 @@ def _run_once(model: keras.Model, shape: tuple[int, ...], of: str, dtype: str) -
         dtype=dtype,
     )
     return facts, found
+
+
+def _scan(model: keras.Model, shape: tuple[int, ...], of: str, target_size: int) -> tuple[ScanFacts | None, str]:
+    try:
+        return recurrence(model, shape, of).facts(target_size, shape[0]), ""
+    except Unfit as reason:
+        return None, str(reason)
 
 
 _KINKED = {

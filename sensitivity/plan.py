@@ -240,6 +240,8 @@ def call_memory(facts: CallFacts, setting: Setting) -> int:
     the rule gives in brackets: LSTM(64), 200 steps, 200 outputs, pfor 44 (94) MB, loop 4.6 (4.7) MB; LSTM(32), 100
     steps, 100 outputs, pfor 8.2 (11.7) MB, loop 0.59 (0.68) MB. A worker's tuner measures and corrects it.
     """
+    if setting.kernel == "scan":
+        return setting.windows_per_call * _scan_numbers(facts, setting) * facts.itemsize
     gradient = setting.kernel == "gradient"
     looped = not gradient and not setting.experimental_use_pfor
     recurrent = sum((16 if looped else 8) * length * units for length, units in facts.recurrent)
@@ -250,9 +252,18 @@ def call_memory(facts: CallFacts, setting: Setting) -> int:
     return setting.windows_per_call * (activations + facts.activations + backward + result) * facts.itemsize
 
 
+def _scan_numbers(facts: CallFacts, setting: Setting) -> int:
+    """Of one window: what the forward pass keeps, the rows' adjoints twice over, the result thrice."""
+    scan, steps = facts.scan, facts.input_shape[0]
+    assert scan is not None
+    rows = setting.outputs_per_call or facts.target_size
+    walk = 4 * rows * scan.state + 2 * scan.matrices
+    return steps * (scan.saved + 2 * scan.seeds) + walk + 3 * rows * (facts.source_size + 1)
+
+
 def at_once(facts: CallFacts, setting: Setting) -> int:
     """Rows of the Jacobian, or columns in forward mode, that are computed side by side."""
-    if setting.kernel == "gradient":
+    if not setting.over_rows:
         return 1
     if not setting.experimental_use_pfor:
         return setting.parallel_iterations or 1

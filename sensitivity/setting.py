@@ -25,6 +25,11 @@ class Setting:
     use_cudnn: bool = False
 
     @property
+    def over_rows(self) -> bool:
+        """Whether outputs (or inputs) are vectorised by pfor or looped over: a gradient has one, a scan takes all."""
+        return self.kernel not in ("gradient", "scan")
+
+    @property
     def bare(self) -> Setting:
         """The kernel and its knobs alone: two settings run alike where these are equal."""
         return replace(self, lost=())
@@ -44,7 +49,7 @@ class Setting:
 
     def __str__(self) -> str:
         knobs = []
-        if self.kernel != "gradient":
+        if self.over_rows:
             over = "inputs" if self.kernel == "forward" else "outputs"
             at_once = self.parallel_iterations or "all"
             knobs.append(f"pfor over {at_once} {over}" if self.experimental_use_pfor else f"loop over {over}")

@@ -65,7 +65,7 @@ def room_in(workers: Workers, facts: ModelFacts, layout: Layout, *, limited: boo
 
 def is_given(wanted: SensitivitySection) -> bool:
     """Whether the user leaves nothing to time."""
-    pfor = wanted.experimental_use_pfor != "auto" or wanted.kernel == "gradient"
+    pfor = wanted.experimental_use_pfor != "auto" or wanted.kernel in ("gradient", "scan")
     return wanted.kernel != "auto" and wanted.windows_per_call != "auto" and pfor
 
 
@@ -277,7 +277,7 @@ class _Search:
         return next((trial for trial in ran if trial.setting.bare == setting.bare), next(iter(ran), None))
 
     def _building(self, setting: Setting) -> int:
-        pfor = setting.kernel != "gradient" and setting.experimental_use_pfor
+        pfor = setting.over_rows and setting.experimental_use_pfor
         return BUILD_BYTES + (PFOR_BYTES * len(self.target.facts.recurrent) if pfor else 0)
 
     # ---- one trial -----------------------------------------------------------------------------------

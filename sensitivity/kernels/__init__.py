@@ -24,9 +24,14 @@ import tensorflow as tf
 from ..layers import leaf_layers, steps_folded
 from ..model import CallFacts, Target
 from ..setting import Setting
-from . import batch_jacobian, forward, gradient
+from . import batch_jacobian, forward, gradient, scan
 
-KERNELS: dict[str, ModuleType] = {"gradient": gradient, "batch_jacobian": batch_jacobian, "forward": forward}
+KERNELS: dict[str, ModuleType] = {
+    "gradient": gradient,
+    "batch_jacobian": batch_jacobian,
+    "forward": forward,
+    "scan": scan,
+}
 
 __all__ = ["KERNELS", "compile_kernel", "pfor_fallbacks", "signature", "why_not"]
 

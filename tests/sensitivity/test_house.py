@@ -22,12 +22,8 @@ CHAIN = [
         "series",
         "layers",
         "loading",
-        "heads",
-        "model",
-        "setting",
-        "plan",
-        "choices",
     ),
+    *("heads", "cells", "recurrence", "model", "setting", "plan", "choices"),
     *("device", "meter", "products", "kernels", "candidates", "engine", "tuning", "audit", "template", "store"),
     *("commits", "worker", "api", "query", "plots"),
 ]

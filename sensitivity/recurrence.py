@@ -1,0 +1,333 @@
+"""Whether a model is one causal cell: its time axis crossed by recurrent layers going forward, and by nothing else.
+
+The model's graph is read as a list of calls in order, each from numbered values to numbered values; value 0 is the
+window. A value is a sequence `(batch, step, …)`, or what is left after the last step. A call that is no recurrent
+layer may work on sequences if it treats every step alone and alike, which is tried on random numbers: all steps at
+once, and each step as a sample of one step, must give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .cells import Cell, cells_of
+from .heads import heads, joined
+from .layers import keras
+
+WINDOW = 0
+_TOLERANCE = 1e-4
+_CONVOLUTIONS = ("Conv1D", "DepthwiseConv1D", "SeparableConv1D", "Conv1DTranspose")
+_OWN_LOOP = {layer.call for layer in (keras.layers.RNN, keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN)}
+
+
+class Unfit(ValueError):
+    """Why a model is not one causal cell, with the layer's name."""
+
+
+@dataclass(frozen=True)
+class ScanFacts:
+    """What a walk back takes, in numbers a window.
+
+    outputs: that an output step has; 0 where all are of the last step. saved: kept of each step by the forward pass.
+    seeds: of each step, where it has outputs. state: of one row's adjoints. matrices: of one step's.
+    """
+
+    outputs: int
+    saved: int
+    seeds: int
+    state: int
+    matrices: int
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """An operation of the graph, from values to values by their numbers."""
+
+    operation: Any
+    arguments: Any
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        given = {id(tensor): value for tensor, value in zip(self.arguments.keras_tensors, inputs, strict=True)}
+        args, kwargs = self.arguments.fill_in(given)
+        return keras.tree.flatten(self.operation(*args, **kwargs))
+
+    @property
+    def is_recurrent(self) -> bool:
+        return isinstance(self.operation, keras.layers.RNN)
+
+    @property
+    def name(self) -> str:
+        return f"layer {self.operation.name!r} ({type(self.operation).__name__})"
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """A model as one causal cell.
+
+    calls: on sequences, in order. cells: of the recurrent ones. last: the values at the last step that the head begins with, and the sequences that
+    they are of. head: the calls after the last step; without any `last`, the model gives an output at every step.
+    outputs: the model's, None where they are not asked for. widths: numbers a step of each sequence.
+    """
+
+    model: keras.Model
+    of: str
+    calls: tuple[Call, ...]
+    cells: dict[Call, list[Cell]]
+    last: dict[int, int]
+    head: tuple[Call, ...]
+    outputs: tuple[int | None, ...]
+    widths: dict[int, int]
+
+    @property
+    def is_sequence(self) -> bool:
+        return not self.last
+
+    @property
+    def sources(self) -> list[int]:
+        """The sequences that outputs are read from: the window, and what the recurrent layers give."""
+        every = [WINDOW, *(call.outputs[0] for call in self.cells)]
+        return [value for value in every if value in _needed([c for c in self.calls if not c.is_recurrent], self.ends)]
+
+    @property
+    def ends(self) -> list[int]:
+        """The sequences that are the outputs, or that the head begins with."""
+        return list(self.last.values()) if self.last else [value for value in self.outputs if value is not None]
+
+    @property
+    def inner(self) -> list[Call]:
+        """The calls that recurrent layers depend on, and these: what a step is pulled back through."""
+        needed = _needed(list(self.calls), [call.inputs[0] for call in self.cells])
+        return [call for call in self.calls if call.is_recurrent or needed.intersection(call.outputs)]
+
+    def facts(self, target_size: int, steps: int) -> ScanFacts:
+        cells = [(self.widths[call.inputs[0]], cell) for call, cells in self.cells.items() for cell in cells]
+        outputs = target_size // steps if self.is_sequence else 0
+        kept = [inputs + sum(cell.widths) + (cell.gates + 1) * cell.output_width for inputs, cell in cells]
+        return ScanFacts(
+            outputs=outputs,
+            saved=sum(self.widths.values()) + sum(kept),
+            seeds=outputs * sum(self.widths[value] for value in self.sources),
+            state=sum(inputs + sum(cell.widths) for inputs, cell in cells),
+            matrices=sum(sum(cell.widths) * (inputs + cell.output_width) for inputs, cell in cells),
+        )
+
+    def read(self, values: Mapping[int, tf.Tensor]) -> tf.Tensor:
+        """The target, from what `sources` are: sequences of any number of steps, or of the last step alone."""
+        known = dict(values)
+        evaluate([call for call in self.calls if not call.is_recurrent], known)
+        for value, sequence in self.last.items():
+            known[value] = _at_last(known[sequence])
+        evaluate(self.head, known)
+        every = [None if value is None else known[value] for value in self.outputs]
+        packed = keras.tree.pack_sequence_as(_function(self.model)._outputs_struct, every)
+        return joined(heads(self.model, packed, self.of))
+
+
+def _at_last(sequence: tf.Tensor) -> tf.Tensor:
+    """A slice's gradient has no pfor converter under XLA; a squeeze's has."""
+    return tf.squeeze(sequence, 1) if sequence.shape[1] == 1 else sequence[:, -1]
+
+
+def evaluate(calls: Any, known: dict[int, tf.Tensor]) -> None:
+    """Add what calls give, of those whose inputs are known, to what is known."""
+    for call in calls:
+        if all(value in known for value in call.inputs) and not all(value in known for value in call.outputs):
+            known.update(zip(call.outputs, call(*(known[value] for value in call.inputs)), strict=True))
+
+
+def recurrence(model: keras.Model, input_shape: tuple[int, ...], of: str) -> Recurrence:
+    """Raises `Unfit`."""
+    function = _function(model)
+    if function is None:
+        raise Unfit(f"model {model.name!r} is no graph of layers, but Python code")
+    if len(input_shape) < 2:
+        raise Unfit("the model's input has no time axis")
+    graph = _Graph()
+    outputs = graph.add(function, [WINDOW])
+    packed = keras.tree.pack_sequence_as(function._outputs_struct, outputs)
+    chosen = list(heads(model, packed, of).values())
+    needed = _needed(graph.calls, chosen)
+    walk = _Walk(needed, input_shape[0], {WINDOW: input_shape[1:]})
+    asked = [call for call in graph.calls if needed.intersection(call.outputs)]
+    for call in asked:
+        if _masks(call.operation):  # before the operations that make a mask, which have no names of the user's
+            raise Unfit(f"{call.name} masks steps")
+    for call in asked:
+        walk.visit(call)
+    if not walk.cells:
+        raise Unfit("the model has no recurrent layer")
+    if len({value in walk.shapes for value in chosen}) > 1:
+        raise Unfit("some outputs are of every step, some of the last")
+    widths = {value: int(np.prod(shape)) for value, shape in walk.shapes.items()}
+    reached = tuple(value if value in chosen else None for value in outputs)
+    return Recurrence(model, of, tuple(walk.calls), walk.cells, walk.last, tuple(walk.head), reached, widths)
+
+
+def _function(model: Any) -> Any:
+    """The graph of a functional or sequential model; None of any other."""
+    if isinstance(model, keras.Sequential):
+        return getattr(model, "_functional", None)
+    return model if getattr(type(model).call, "__qualname__", "") == "Functional.call" else None
+
+
+def _needed(calls: list[Call], ends: Any) -> set[int]:
+    """The values that `ends` depend on, and these."""
+    needed = set(ends)
+    for call in reversed(calls):
+        if needed.intersection(call.outputs):
+            needed.update(call.inputs)
+    return needed
+
+
+class _Graph:
+    """All calls of a model, those of models within it too, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self._count = WINDOW + 1
+
+    def add(self, function: Any, inputs: list[int]) -> list[int]:
+        """The numbers of the function's outputs, given those of its inputs."""
+        numbers = dict(zip(map(id, function.inputs), inputs, strict=True))
+        for depth in sorted(function._nodes_by_depth, reverse=True):
+            for node in function._nodes_by_depth[depth]:
+                if not node.is_input and all(id(tensor) in numbers for tensor in node.input_tensors):
+                    outputs = self._call(node, [numbers[id(tensor)] for tensor in node.input_tensors])
+                    numbers.update(zip(map(id, node.outputs), outputs, strict=True))
+        return [numbers[id(tensor)] for tensor in function.outputs]
+
+    def _call(self, node: Any, inputs: list[int]) -> list[int]:
+        inner = _function(node.operation)
+        if inner is not None:
+            return self.add(inner, inputs)
+        outputs = list(range(self._count, self._count + len(node.outputs)))
+        self._count += len(outputs)
+        self.calls.append(Call(node.operation, node.arguments, tuple(inputs), tuple(outputs)))
+        return outputs
+
+
+class _Walk:
+    """One pass over the calls, sorting them: on sequences, or after the last step. shapes: of a sequence's step."""
+
+    def __init__(self, needed: set[int], steps: int, shapes: dict[int, tuple[int, ...]]) -> None:
+        self.needed, self.steps, self.shapes = needed, steps, shapes
+        self.calls: list[Call] = []
+        self.cells: dict[Call, list[Cell]] = {}
+        self.head: list[Call] = []
+        self.last: dict[int, int] = {}
+
+    def visit(self, call: Call) -> None:
+        along = [value in self.shapes for value in call.inputs]
+        if not any(along):
+            if call.is_recurrent or isinstance(call.operation, keras.layers.Bidirectional):
+                raise Unfit(f"{call.name} begins anew after the last step")
+            self.head.append(call)
+        elif not all(along):
+            raise Unfit(f"{call.name} mixes sequences with what is left after the last step")
+        elif call.is_recurrent:
+            self._visit_recurrent(call)
+        else:
+            self._visit_other(call)
+
+    def _visit_recurrent(self, call: Call) -> None:
+        layer = call.operation
+        reason = _why_not_forward(call)
+        if self.needed.intersection(call.outputs[1:]):
+            reason = "hands its states on to other layers"
+        if len(self.shapes[call.inputs[0]]) != 1:
+            reason = "takes more than a vector a step"
+        if reason:
+            raise Unfit(f"{call.name} {reason}")
+        cells = cells_of(layer)
+        if layer.return_sequences:
+            sequence = call.outputs[0]
+        else:  # the layer's every output has a number of its own
+            sequence = -call.outputs[0]
+            self.last[call.outputs[0]] = sequence
+        self.shapes[sequence] = (cells[-1].output_width,)
+        self.calls.append(Call(layer, call.arguments, call.inputs, (sequence,)))
+        self.cells[self.calls[-1]] = cells
+
+    def _visit_other(self, call: Call) -> None:
+        reason = _known_to_cross(call.operation)
+        if reason:
+            raise Unfit(f"{call.name} {reason}")
+        if type(call.operation) is keras.layers.TimeDistributed:
+            shape = call.operation.compute_output_shape((1, self.steps, *self.shapes[call.inputs[0]]))
+            found: list[tuple[int, ...]] | None = [tuple(shape[2:])]
+        else:
+            values = [_random((2, self.steps, *self.shapes[value])) for value in call.inputs]
+            try:
+                if self._is_last_step(call, values):
+                    self.last[call.outputs[0]] = call.inputs[0]
+                    return
+                found = _stepwise(call, values)
+            except Exception:  # whatever a layer raises on a window of one step
+                found = None
+        if found is None:
+            raise Unfit(f"{call.name} does not treat every time step alone and alike")
+        self.shapes.update(zip(call.outputs, found, strict=True))
+        self.calls.append(call)
+
+    def _is_last_step(self, call: Call, values: list[tf.Tensor]) -> bool:
+        if len(values) != 1:
+            return False
+        found, last = call(values[0])[0], values[0][:, -1]
+        return found.shape == last.shape and bool(tf.reduce_all(found == last))
+
+
+def _why_not_forward(call: Call) -> str:
+    layer, rest = call.operation, [*call.arguments.args[1:], *call.arguments.kwargs.values()]
+    if type(layer).call not in _OWN_LOOP:
+        return "has a loop of its own"
+    if layer.go_backwards:
+        return "goes backwards"
+    if len(call.inputs) > 1:
+        return "begins with states from other layers"
+    if any(part is not None and part is not False for part in rest):
+        return "is called with a mask, or in training"
+    if not all(isinstance(size, int) for size in keras.tree.flatten(layer.cell.state_size)):
+        return "keeps states that are not vectors"
+    return ""
+
+
+def _known_to_cross(operation: Any) -> str:
+    kind = type(operation).__name__
+    if isinstance(operation, keras.layers.Bidirectional):
+        return "goes backwards too"
+    if "Attention" in kind:
+        return "attends to other steps"
+    if kind in _CONVOLUTIONS:
+        return "mixes neighbouring steps"
+    if "Pooling" in kind:
+        return "pools steps"
+    return ""
+
+
+def _masks(operation: Any) -> bool:
+    return isinstance(operation, keras.layers.Masking) or bool(getattr(operation, "mask_zero", False))
+
+
+def _stepwise(call: Call, values: list[tf.Tensor]) -> list[tuple[int, ...]] | None:
+    """The shapes of what the call gives of a step, if it treats each alone and alike, else None."""
+    whole = call(*values)
+    alone = call(*(tf.reshape(value, (-1, 1, *value.shape[2:])) for value in values))
+    batch, steps = values[0].shape[:2]
+    for found, expected in zip(alone, whole, strict=True):
+        if tuple(expected.shape[:2]) != (batch, steps) or not expected.dtype.is_floating:
+            return None
+        found = tf.reshape(found, expected.shape)
+        if not np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
+            return None
+    return [tuple(expected.shape[2:]) for expected in whole]
+
+
+def _random(shape: tuple[int, ...]) -> tf.Tensor:
+    return tf.constant(np.random.default_rng(0).standard_normal(shape), "float32")

@@ -1,0 +1,127 @@
+"""Which models are one causal cell, and which layer makes the others unfit."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+from keras import layers, ops
+
+from sensitivity.recurrence import Unfit, recurrence
+from tests.conftest import sequential
+
+SHAPE = (6, 3)
+
+
+def functional(build) -> keras.Model:
+    source = keras.Input(SHAPE)
+    return keras.Model(source, build(source))
+
+
+def states_handed_on(source):
+    _, state = layers.GRU(4, return_state=True)(source)
+    return layers.GRU(4, return_sequences=True)(source, initial_state=state)
+
+
+class OwnLoop(layers.RNN):
+    def call(self, sequences, **options):
+        return super().call(ops.flip(sequences, 1), **options)
+
+
+class Positions(layers.Layer):
+    def call(self, inputs):
+        return inputs + ops.cast(ops.arange(inputs.shape[1]), inputs.dtype)[None, :, None]
+
+
+UNFIT = {
+    "bidirectional.*goes backwards too": lambda: sequential(SHAPE, layers.Bidirectional(layers.LSTM(2))),
+    "lstm.*goes backwards": lambda: sequential(SHAPE, layers.LSTM(2, go_backwards=True)),
+    "conv1d.*mixes neighbouring steps": lambda: sequential(SHAPE, layers.Conv1D(2, 2, padding="same"), layers.GRU(2)),
+    "masking.*masks steps": lambda: sequential(SHAPE, layers.Masking(), layers.LSTM(2)),
+    "multi_head_attention.*attends": lambda: functional(
+        lambda x: layers.LSTM(2)(layers.MultiHeadAttention(1, 2)(x, x))
+    ),
+    "pooling.*pools steps": lambda: sequential(
+        SHAPE, layers.LSTM(2, return_sequences=True), layers.GlobalAveragePooling1D()
+    ),
+    "flatten.*alone and alike": lambda: sequential(SHAPE, layers.LSTM(2, return_sequences=True), layers.Flatten()),
+    "layer_normalization.*alone and alike": lambda: sequential(
+        SHAPE, layers.LayerNormalization(axis=[1, 2]), layers.LSTM(2)
+    ),
+    "positions.*alone and alike": lambda: sequential(SHAPE, Positions(), layers.LSTM(2)),
+    "hands its states on": lambda: functional(states_handed_on),
+    "has a loop of its own": lambda: sequential(SHAPE, OwnLoop(layers.GRUCell(2))),
+    "repeat_vector|begins anew": lambda: sequential(SHAPE, layers.GRU(2), layers.RepeatVector(3), layers.GRU(2)),
+    "mixes sequences with": lambda: functional(
+        lambda x: layers.Dot((2, 1))([layers.GRU(2, return_sequences=True)(x), layers.GRU(2)(x)])
+    ),
+    "no recurrent layer": lambda: sequential(SHAPE, layers.Dense(2)),
+    "some outputs are of every step": lambda: functional(
+        lambda x: [layers.GRU(2, return_sequences=True)(x), layers.GRU(2)(x)]
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", UNFIT)
+def test_the_layer_that_makes_a_model_unfit_is_named(reason):
+    with pytest.raises(Unfit, match=reason):
+        recurrence(UNFIT[reason](), SHAPE, "output")
+
+
+def test_models_without_a_graph_or_a_time_axis_are_unfit():
+    class Written(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = layers.GRU(2)
+
+        def call(self, inputs):
+            return self.inner(inputs)
+
+    with pytest.raises(Unfit, match="Python code"):
+        recurrence(Written(), SHAPE, "output")
+    flat = sequential((18,), layers.Reshape(SHAPE), layers.GRU(2))
+    with pytest.raises(Unfit, match="no time axis"):
+        recurrence(flat, (18,), "output")
+
+
+def test_only_what_the_target_needs_is_judged():
+    source = keras.Input(SHAPE)
+    fit = layers.Dense(2, name="fit")(layers.LSTM(3)(source))
+    unfit = layers.Dense(2, name="unfit")(layers.Bidirectional(layers.LSTM(3))(source))
+    model = keras.Model(source, {"fit": fit, "unfit": unfit})
+    found = recurrence(model, SHAPE, "fit")
+    assert [call.operation.name for call in found.head] == ["fit"]
+    assert not found.is_sequence
+    with pytest.raises(Unfit, match="bidirectional"):
+        recurrence(model, SHAPE, "unfit")
+
+
+def test_a_graph_is_read_in_order_through_models_within_it():
+    inner = sequential(SHAPE, layers.Dense(4, name="embed"), layers.GRU(5, return_sequences=True, name="deep"))
+    model = sequential(SHAPE, inner, layers.Dense(2, name="out"))
+    found = recurrence(model, SHAPE, "output")
+    assert [call.operation.name for call in found.calls] == ["embed", "deep", "out"]
+    assert [call.operation.name for call in found.inner] == ["embed", "deep"]
+    assert [found.widths[value] for value in found.sources] == [5]
+    assert found.is_sequence
+
+
+def test_the_window_is_a_source_where_outputs_see_it_past_the_recurrent_layers():
+    model = functional(lambda x: layers.Dense(2)(layers.Concatenate()([x, layers.GRU(4, return_sequences=True)(x)])))
+    found = recurrence(model, SHAPE, "output")
+    assert [found.widths[value] for value in found.sources] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "pick", [lambda h: h[:, -1], lambda h: h[:, -1, :], lambda h: ops.take(h, SHAPE[0] - 1, axis=1)]
+)
+def test_a_step_that_is_picked_is_the_last(pick):
+    model = functional(lambda x: layers.Dense(1)(pick(layers.GRU(4, return_sequences=True)(x))))
+    assert not recurrence(model, SHAPE, "output").is_sequence
+
+
+def test_stacked_cells_follow_one_another():
+    stack = layers.RNN(layers.StackedRNNCells([layers.LSTMCell(4), layers.GRUCell(3, reset_after=False)]))
+    found = recurrence(sequential(SHAPE, stack), SHAPE, "output")
+    (cells,) = found.cells.values()
+    assert [type(cell).__name__ for cell in cells] == ["Gated", "AnyCell"]
+    assert [cell.widths for cell in cells] == [(4, 4), (3,)]

@@ -1,0 +1,258 @@
+"""The scan kernel against the tape, closed forms and finite differences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from keras import layers, ops
+
+from sensitivity.candidates import choose, halved
+from sensitivity.cells import FEW_ROWS
+from sensitivity.engine import Tuned
+from sensitivity.errors import Refused
+from sensitivity.job import SensitivitySection
+from sensitivity.loading import cast
+from sensitivity.model import Target, describe_call
+from sensitivity.plan import bytes_per_window, call_memory
+from sensitivity.setting import Setting
+from tests.conftest import sequential, tape_jacobian, worst
+
+SHAPE = (9, 3)
+SEQUENCE = {"return_sequences": True}
+
+
+class Leaky(layers.Layer):
+    """A user's cell: two states, and an output that is neither of them."""
+
+    def __init__(self, units: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.units, self.state_size, self.output_size = units, [units, units], units + 1
+
+    def build(self, shape):
+        self.inner = self.add_weight(shape=(shape[-1] + self.units, self.units))
+        self.outer = self.add_weight(shape=(self.units, self.units + 1))
+
+    def call(self, inputs, states):
+        hidden, memory = states
+        hidden = ops.tanh(ops.concatenate([inputs, hidden], -1) @ self.inner)
+        memory = 0.9 * memory + hidden * states[0]
+        return ops.sin(memory @ self.outer), [hidden, memory]
+
+
+def branches() -> keras.Model:
+    source = keras.Input(SHAPE)
+    hidden = layers.Concatenate()([source, layers.LSTM(4, **SEQUENCE)(source)])
+    deep = layers.GRU(3, **SEQUENCE)(layers.LayerNormalization()(layers.Dense(5, "elu")(hidden)))
+    both = layers.Dropout(0.4)(layers.Concatenate()([deep, hidden, source]))
+    return weighted(keras.Model(source, layers.TimeDistributed(layers.Dense(2, "tanh"))(both)))
+
+
+def residual() -> keras.Model:
+    source = keras.Input(SHAPE)
+    hidden = layers.Dense(4)(source)
+    for layer in (layers.LSTM(4, **SEQUENCE), layers.GRU(4, **SEQUENCE)):
+        hidden = layers.LayerNormalization()(hidden + layer(hidden))
+    return weighted(keras.Model(source, layers.Dense(2)(hidden)))
+
+
+def weighted(model: keras.Model) -> keras.Model:
+    random = np.random.default_rng(1)
+    model.set_weights([random.uniform(-0.5, 0.5, weight.shape) for weight in model.get_weights()])
+    return model
+
+
+def stacked() -> keras.Model:
+    cells = [layers.LSTMCell(4), layers.GRUCell(3, reset_after=False), layers.SimpleRNNCell(4)]
+    return sequential(SHAPE, layers.RNN(layers.StackedRNNCells(cells), **SEQUENCE), layers.Dense(2))
+
+
+MODELS = {
+    "lstm": lambda: sequential(SHAPE, layers.LSTM(4, **SEQUENCE), layers.Dense(2)),
+    "gru": lambda: sequential(
+        SHAPE, layers.GRU(4, use_bias=False, **SEQUENCE), layers.TimeDistributed(layers.Dense(1))
+    ),
+    "gru, reset before": lambda: sequential(SHAPE, layers.GRU(4, reset_after=False, **SEQUENCE)),
+    "simple": lambda: sequential(SHAPE, layers.SimpleRNN(4, "sigmoid", **SEQUENCE), layers.Dense(2), layers.Dense(1)),
+    "last step": lambda: sequential(SHAPE, layers.GRU(4, **SEQUENCE), layers.LSTM(3), layers.Dense(5, "tanh")),
+    "many outputs of the last step": lambda: sequential(SHAPE, layers.LSTM(4), layers.Dense(6), layers.Reshape((3, 2))),
+    "softmax inside": lambda: sequential(SHAPE, layers.LSTM(4, activation="softmax", **SEQUENCE)),
+    "a user's cell": lambda: sequential(SHAPE, layers.RNN(Leaky(3), **SEQUENCE), layers.LSTM(3, **SEQUENCE)),
+    "stacked cells": stacked,
+    "branches": branches,
+    "residual": residual,
+    "no channel axis": lambda: sequential(SHAPE, layers.LSTM(4, **SEQUENCE), layers.Dense(1), layers.Flatten()),
+}
+
+
+def windows_of(count: int, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    return np.random.default_rng(3).standard_normal((count, *shape)).astype("float32")
+
+
+def target_of(model: keras.Model, shape: tuple[int, ...] = SHAPE, dtype: str = "float32") -> Target:
+    return Target(model, describe_call(model, shape, of="output", dtype=dtype))
+
+
+def scan(model: keras.Model, windows: np.ndarray, per_call: int = 4, **knobs: Any) -> np.ndarray:
+    target = target_of(model, windows.shape[1:], str(windows.dtype))
+    prediction, jacobian = Tuned(target, Setting("scan", per_call, **knobs))(windows)
+    np.testing.assert_allclose(prediction, target(windows), rtol=1e-4, atol=1e-5)
+    return jacobian
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_scan_equals_the_tape(name):
+    model, windows = MODELS[name](), windows_of(6)
+    expected = tape_jacobian(model, windows)
+    for xla in (True, False):
+        found = scan(model, windows, xla=xla)
+        assert found.shape == expected.shape
+        assert worst(found, expected) < 1e-5
+        if len(expected.shape) == 5 and expected.shape[1] == SHAPE[0]:  # an output a step: none sees what comes later
+            later = [found[:, step, :, step + 1 :] for step in range(SHAPE[0])]
+            assert not any(part.any() for part in later)
+
+
+@pytest.mark.parametrize("xla", [True, False])
+@pytest.mark.parametrize(("name", "outputs"), [("lstm", 2), ("lstm", 10), ("branches", 8), ("last step", 2)])
+def test_outputs_are_split_over_calls(name, outputs, xla):
+    model, windows = MODELS[name](), windows_of(3)
+    found = scan(model, windows, xla=xla, outputs_per_call=outputs)
+    assert worst(found, tape_jacobian(model, windows)) < 1e-5
+
+
+def test_many_rows_and_few_are_pulled_back_alike():
+    """Few go through the gates, many through matrices: 5 outputs are few, 9 steps of 5 are many."""
+    assert 5 < FEW_ROWS < 45
+    model, windows = sequential(SHAPE, layers.GRU(4), layers.Dense(5)), windows_of(3)
+    assert worst(scan(model, windows), tape_jacobian(model, windows)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["lstm", "last step", "branches", "a user's cell"])
+def test_float64_agrees_with_central_differences(name):
+    model = MODELS[name]()
+    model = cast(model, "float64") if name != "a user's cell" else model
+    if name == "a user's cell":
+        model = sequential(SHAPE, layers.RNN(Leaky(3, dtype="float64"), dtype="float64", **SEQUENCE))
+    windows = windows_of(2).astype("float64")
+    jacobian = scan(model, windows, xla=True)
+    for seed in range(3):
+        direction = np.random.default_rng(seed).standard_normal(windows.shape)
+        ahead, behind = (np.asarray(model(windows + sign * 1e-5 * direction)) for sign in (1, -1))
+        product = np.einsum("n...lf,nlf->n...", jacobian, direction)
+        assert worst(product, (ahead - behind) / 2e-5) < 1e-6
+
+
+def test_a_linear_cell_has_powers_of_its_matrix_as_jacobian():
+    model = sequential((5, 2), layers.SimpleRNN(3, activation="linear", use_bias=False, **SEQUENCE))
+    kernel, recurrent = (np.asarray(weight, "float64") for weight in model.get_weights())
+    found = scan(model, windows_of(1, (5, 2)), 1)[0]
+    for step, source in np.ndindex(5, 5):
+        power = kernel @ np.linalg.matrix_power(recurrent, max(step - source, 0))
+        expected = power.T if source <= step else np.zeros((3, 2))
+        np.testing.assert_allclose(found[step, :, source], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_overflow_stays_in_the_rows_that_it_reaches():
+    """A step that overflows spoils the outputs from there on, and none before."""
+    model = sequential(SHAPE, layers.SimpleRNN(2, activation="exponential", **SEQUENCE))
+    windows = windows_of(1)
+    windows[0, 5] = 1e3
+    found = scan(model, windows, 1, xla=True)[0]
+    assert np.isfinite(found[:5]).all()
+    assert not np.isfinite(found[5:]).all()
+    clean = windows_of(1)
+    assert worst(found[:5], tape_jacobian(model, clean)[0, :5]) < 1e-5
+
+
+LAYERS = {
+    "lstm": lambda units: layers.LSTM(units, **SEQUENCE),
+    "gru": lambda units: layers.GRU(units, **SEQUENCE),
+    "gru before": lambda units: layers.GRU(units, reset_after=False, **SEQUENCE),
+    "simple": lambda units: layers.SimpleRNN(units, **SEQUENCE),
+    "dense": lambda units: layers.Dense(units, "softplus"),
+    "norm": lambda units: layers.LayerNormalization(),
+    "drop": lambda units: layers.Dropout(0.2),
+    "batch": lambda units: layers.BatchNormalization(),
+    "per step": lambda units: layers.TimeDistributed(layers.Dense(units, "gelu")),
+}
+STACKS = st.tuples(
+    st.lists(st.tuples(st.sampled_from(sorted(LAYERS)), st.integers(1, 4)), min_size=1, max_size=4),
+    st.sampled_from(["sequence", "last", "residual", "input beside"]),
+    st.tuples(st.integers(2, 6), st.integers(1, 3)),
+    st.booleans(),
+)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(STACKS)
+def test_random_stacks_equal_the_tape(stack):
+    parts, shape_of, shape, xla = stack
+    source = hidden = keras.Input(shape)
+    for kind, units in [*parts, ("lstm", 3)]:
+        found = LAYERS[kind](units)(hidden)
+        hidden = found + hidden if shape_of == "residual" and found.shape == hidden.shape else found
+        if shape_of == "input beside":
+            hidden = layers.Concatenate()([hidden, source])
+    hidden = layers.GRU(2)(hidden) if shape_of == "last" else hidden
+    model = weighted(keras.Model(source, layers.Dense(2)(hidden)))
+    windows = windows_of(2, shape)
+    assert worst(scan(model, windows, 2, xla=xla), tape_jacobian(model, windows)) < 1e-5
+
+
+# ---- memory and choice -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["lstm", "branches", "last step", "residual"])
+def test_the_rule_covers_what_the_compiler_states(name):
+    target = target_of(MODELS[name](), (60, 3)) if name == "lstm" else target_of(MODELS[name]())
+    setting = Setting("scan", 32, xla=True)
+    stated = Tuned(target, setting).stated_bytes()
+    on_host = 32 * 2 * bytes_per_window(target.facts)
+    assert 0.3 * call_memory(target.facts, setting) < stated + on_host < 1.2 * call_memory(target.facts, setting)
+
+
+def test_time_is_never_part_of_the_graph():
+    """So it compiles as fast for 1,000 steps as for 10."""
+
+    def operations(steps: int) -> int:
+        target = target_of(sequential((steps, 2), layers.LSTM(3, **SEQUENCE), layers.Dense(1)), (steps, 2))
+        graph = Tuned(target, Setting("scan", 1))._function.get_concrete_function().graph.as_graph_def()
+        return len(graph.node) + sum(len(function.node_def) for function in graph.library.function)
+
+    assert operations(1000) == operations(10)
+
+
+def test_recurrent_models_are_scanned_unless_something_else_is_asked():
+    facts = target_of(MODELS["residual"]()).facts
+    assert choose(SensitivitySection(), facts, 10**9, 64).kernel == "scan"
+    assert choose(SensitivitySection(experimental_use_pfor=True), facts, 10**9, 64).kernel == "batch_jacobian"
+    unfit = target_of(sequential(SHAPE, layers.Bidirectional(layers.LSTM(2)))).facts
+    with pytest.raises(Refused, match="bidirectional.*goes backwards too"):
+        choose(SensitivitySection(kernel="scan"), unfit, 10**9, 64)
+    with pytest.raises(Refused, match='"scan" together with experimental_use_pfor'):
+        SensitivitySection(kernel="scan", experimental_use_pfor=True)
+
+
+def test_an_unrolled_layer_is_scanned_by_xla_all_the_same():
+    facts = target_of(sequential((200, 1), layers.LSTM(2, unroll=True, **SEQUENCE)), (200, 1)).facts
+    chosen = choose(SensitivitySection(), facts, 10**9, 64)
+    assert (chosen.kernel, chosen.xla) == ("scan", True)
+
+
+def test_outputs_are_halved_by_whole_steps():
+    facts = target_of(MODELS["lstm"]()).facts
+    setting, sizes = Setting("scan", 1), []
+    while setting is not None:
+        sizes.append(setting.outputs_per_call)
+        setting = halved(setting, facts)
+    assert sizes == [None, 8, 4, 2]
+    small = call_memory(facts, Setting("scan", 1, outputs_per_call=2))
+    with pytest.raises(Refused, match="single window"):
+        choose(SensitivitySection(), facts, small - 1, 1)
+    assert choose(SensitivitySection(), replace(facts, smooth=False), 10**9, 1).lost
