@@ -75,6 +75,7 @@ def jacobian(
     memory: str | int | None = None,
     *,
     of: str = "output",
+    max_lag: int | None = None,
     kernel: str = "auto",
     windows_per_call: int | Literal["auto"] = "auto",
     experimental_use_pfor: bool | Literal["auto"] = "auto",
@@ -90,6 +91,7 @@ def jacobian(
     memory: str | int | None = None,
     *,
     of: str = "output",
+    max_lag: int | None = None,
     kernel: str = "auto",
     windows_per_call: int | Literal["auto"] = "auto",
     experimental_use_pfor: bool | Literal["auto"] = "auto",
@@ -104,6 +106,7 @@ def jacobian(
     memory: str | int | None = None,
     *,
     of: str = "output",
+    max_lag: int | None = None,
     kernel: str = "auto",
     windows_per_call: int | Literal["auto"] = "auto",
     experimental_use_pfor: bool | Literal["auto"] = "auto",
@@ -117,19 +120,24 @@ def jacobian(
         dtype, the result, the compiler and the calls. Of the compiler's 170 MB, what is beyond 340 MB is counted, so
         that from 510 MB on all is. On a GPU it bounds the calls there too. None: half of what is available.
     of: "output", or the name of one of several outputs.
-    kernel: "auto", "gradient", "batch_jacobian" or "forward"; what is left at "auto", as windows_per_call,
+    max_lag: keep only the newest max_lag + 1 lags, counted back from the window's last step; of a causal recurrent
+        model with an output at every step, from each output's own step, where lags before the window are zero.
+    kernel: "auto", "gradient", "batch_jacobian", "forward" or "scan"; what is left at "auto", as windows_per_call,
         experimental_use_pfor and parallel_iterations, is chosen by timing on these windows, for 3 seconds or a fifth
         of the work, and kept with the model.
     report: return a `Report` as well.
 
-    Returns `(batch, *target, *source)` in the model's dtype, in units of the output per unit of the input; several
-    outputs stand one after another along the target's last axis. The compiled kernel is kept with the model and
-    serves further calls with the same shapes, with whatever weights the model then has.
+    Returns `(batch, *target, *source)`, with max_lag `(batch, *target, max_lag + 1, feature)`, in the model's dtype,
+    in units of the output per unit of the input; several outputs stand one after another along the target's last axis.
+    The compiled kernel is kept with the model and serves further calls with the same shapes, with whatever weights the
+    model then has.
 
     Raises `Refused` (a ValueError) for a model whose samples influence each other or that takes no such windows, and
     for a memory that the result or a single window is projected not to fit; MemoryError where one does not after all.
     """
     wanted = _wanted(
+        of=of,
+        max_lag=max_lag,
         kernel=kernel,
         windows_per_call=windows_per_call,
         experimental_use_pfor=experimental_use_pfor,
@@ -140,10 +148,10 @@ def jacobian(
     with machine.span() as peak:
         source = _source(windows, _dtype(model))
         store = _kept(model)
-        target = _described(model, source, of, store)
+        target = _described(model, source, wanted, store)
         copied = 0 if isinstance(windows, np.ndarray) and np.may_share_memory(source, windows) else source.nbytes
         budget = _Budget(given, baseline, copied, _result_bytes(target.facts, len(source)))
-        kept = store.kernels.setdefault((source.shape[1:], of, str(source.dtype), wanted), {})
+        kept = store.kernels.setdefault((source.shape[1:], str(source.dtype), wanted), {})
         reused = _reused(kept, source, wanted, budget) if len(source) else None
         choice, engine = reused or _timed(kept, wanted, target, budget, source)
         engine.limit_to(budget.limit)
@@ -189,13 +197,14 @@ def _source(windows: Any, dtype: str) -> np.ndarray:
     return source
 
 
-def _described(model: keras.Model, source: np.ndarray, of: str, store: _Kept) -> Target:
+def _described(model: keras.Model, source: np.ndarray, wanted: SensitivitySection, store: _Kept) -> Target:
     """The target, proved on these windows to have a Jacobian of each, the first time."""
-    key = (source.shape[1:], of, str(source.dtype))
+    of = wanted.of
+    key = (source.shape[1:], of, wanted.max_lag, str(source.dtype))
     facts = store.facts.get(key)
     if facts is None:
         require_stateless(model)
-        facts = describe_call(model, source.shape[1:], of=of, dtype=str(source.dtype))
+        facts = describe_call(model, source.shape[1:], of=of, dtype=str(source.dtype), max_lag=wanted.max_lag)
         if len(source):
             require_independent(Target(model, facts, of), few(source))
             store.facts[key] = facts
@@ -303,7 +312,7 @@ class _Found:
 def _run(engine: Tuned, source: np.ndarray) -> np.ndarray:
     """All windows; what will take longer than `LONG_SECONDS`, as its first call tells, shows its progress."""
     facts, started = engine.target.facts, time.time()
-    result = np.empty((len(source), *facts.target_shape, *facts.input_shape), facts.dtype)
+    result = np.empty((len(source), *facts.target_shape, *facts.kept_shape), facts.dtype)
     advance = None
     with ExitStack() as shown:
         for done, (_, block) in engine.calls(source.__getitem__, len(source)):

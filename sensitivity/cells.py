@@ -96,7 +96,7 @@ def _is_unitwise(activation: Any) -> bool:
 
 
 class Gated:
-    """LSTM, GRU (`reset_after`), SimpleRNN: new states = φ(W·x + R·h + b, states), with a φ that treats each unit alone.
+    """LSTM, GRU (`reset_after`), SimpleRNN: new states = φ(W·x + R·h + b, states), where φ treats each unit alone.
 
     So the derivative of state i by h is Σ_g diag(∂φ_i/∂gate_g)·R_gᵀ + diag(∂φ_i/∂h): one matrix (U, U) a step and
     window, whose diagonals are φ's own automatic derivatives.

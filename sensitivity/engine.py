@@ -64,10 +64,10 @@ class Tuned:
         return meter.stated(self._function, *signature(self.target.facts, self.setting))
 
     def __call__(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`(n, *input_shape)` → prediction `(n, *target_shape)`, Jacobian `(n, *target_shape, *input_shape)`."""
+        """`(n, *input_shape)` → prediction `(n, *target_shape)`, Jacobian `(n, *target_shape, *kept_shape)`."""
         facts = self.target.facts
         prediction = np.empty((len(windows), *facts.target_shape), facts.dtype)
-        jacobian = np.empty((len(windows), *facts.target_shape, *facts.input_shape), facts.dtype)
+        jacobian = np.empty((len(windows), *facts.target_shape, *facts.kept_shape), facts.dtype)
         for done, part in self.calls(windows.__getitem__, len(windows)):
             prediction[done], jacobian[done] = part
         return prediction, jacobian
@@ -114,11 +114,11 @@ class Tuned:
     def _all_outputs(self, windows: tf.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """prediction and Jacobian of one call's windows, block after block of outputs where they are split."""
         facts, step = self.target.facts, self.setting.outputs_per_call
-        whole = (len(windows), *facts.target_shape, *facts.input_shape)
+        whole = (len(windows), *facts.target_shape, *facts.kept_shape)
         if step is None:
             prediction, block = self._function(windows, 0)
             return prediction.numpy(), block.numpy().reshape(whole)
-        jacobian = np.empty((len(windows), facts.target_size, *facts.input_shape), facts.dtype)
+        jacobian = np.empty((len(windows), facts.target_size, *facts.kept_shape), facts.dtype)
         for start in range(0, facts.target_size, step):
             first = min(start, facts.target_size - step)  # the last block overlaps the one before it
             prediction, block = self._function(windows, first)

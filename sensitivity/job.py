@@ -99,7 +99,7 @@ class WindowsSection(Section):
 
 
 class SensitivitySection(Section):
-    """d(of) / d(wrt), and how to compute it."""
+    """d(of) / d(wrt), and how to compute it. max_lag: only of lags up to it; None: of all."""
 
     of: str = "output"
     wrt: Literal["input"] = "input"
@@ -107,11 +107,12 @@ class SensitivitySection(Section):
     windows_per_call: Positive | Auto = "auto"
     experimental_use_pfor: bool | Auto = "auto"
     parallel_iterations: Positive | Auto = "auto"
+    max_lag: Annotated[int, Field(ge=0)] | None = None
 
     @property
     def knobs(self) -> dict[str, Any]:
         """How to compute it, without what."""
-        return self.model_dump(exclude={"of", "wrt"})
+        return self.model_dump(exclude={"of", "wrt", "max_lag"})
 
     @model_validator(mode="after")
     def _consistent(self) -> SensitivitySection:

@@ -26,6 +26,7 @@ class CallFacts:
     parameters: number of weights. activations: numbers that a forward pass computes for one window.
     recurrent: (steps, units) of each recurrent layer.
     scan: what walking back through a causal recurrent model takes; None for others, and `no_scan` says why.
+    max_lag: the Jacobian is wanted of lags up to it alone; None: of all.
     smooth: the derivative has no jumps, as far as the graph's operations tell (a ReLU's has one).
     operations: in the graph of the forward pass; an unrolled loop has thousands.
     """
@@ -37,6 +38,7 @@ class CallFacts:
     recurrent: tuple[tuple[int, int], ...]
     scan: ScanFacts | None
     no_scan: str
+    max_lag: int | None
     smooth: bool
     operations: int
     dtype: str
@@ -50,6 +52,25 @@ class CallFacts:
     def source_size(self) -> int:
         """Numbers of input per window: the columns of its Jacobian."""
         return math.prod(self.input_shape)
+
+    @property
+    def lags(self) -> int:
+        """Lags that the Jacobian keeps."""
+        return self.input_shape[0] if self.max_lag is None else min(self.max_lag + 1, self.input_shape[0])
+
+    @property
+    def kept_shape(self) -> tuple[int, ...]:
+        """Of one output's derivative, as it is given and stored: the newest lags last."""
+        return self.input_shape if self.max_lag is None else (self.lags, *self.input_shape[1:])
+
+    @property
+    def kept_size(self) -> int:
+        return math.prod(self.kept_shape)
+
+    @property
+    def by_output_step(self) -> bool:
+        """Whether lags count back from each output's own step, not from the window's last one."""
+        return self.max_lag is not None and self.scan is not None and self.scan.outputs > 0
 
     @property
     def itemsize(self) -> int:
@@ -89,25 +110,35 @@ class Target:
 
 
 def describe(
-    model: keras.Model, windows: WindowsSection, features: int, *, of: str = "output", dtype: str = "float32"
+    model: keras.Model,
+    windows: WindowsSection,
+    features: int,
+    *,
+    of: str = "output",
+    dtype: str = "float32",
+    max_lag: int | None = None,
 ) -> ModelFacts:
     """The model's facts for windows of `features` columns. Raises `Refused` where model and windows disagree."""
     declared = _declared_input(model)
     length = _window_length(declared, windows, features)
     flat = declared is not None and len(declared) == 1
-    call, found = _run_once(model, (length * features,) if flat else (length, features), of, dtype)
+    call, found = _run_once(model, (length * features,) if flat else (length, features), of, dtype, max_lag)
     shapes = {name: steps_and_channels(head) for name, head in found.items()}
     outputs = tuple(label for name, (_, channels) in shapes.items() for label in labels(name, channels))
     steps = next(iter(shapes.values()))[0]
     return ModelFacts(**vars(call), length=length, features=features, output_steps=steps, outputs=outputs)
 
 
-def describe_call(model: keras.Model, input_shape: tuple[int, ...], *, of: str, dtype: str) -> CallFacts:
+def describe_call(
+    model: keras.Model, input_shape: tuple[int, ...], *, of: str, dtype: str, max_lag: int | None = None
+) -> CallFacts:
     """The facts of a call on `(batch, *input_shape)`, whatever its axes mean."""
-    return _run_once(model, input_shape, of, dtype)[0]
+    return _run_once(model, input_shape, of, dtype, max_lag)[0]
 
 
-def _run_once(model: keras.Model, shape: tuple[int, ...], of: str, dtype: str) -> tuple[CallFacts, dict[str, Any]]:
+def _run_once(
+    model: keras.Model, shape: tuple[int, ...], of: str, dtype: str, max_lag: int | None
+) -> tuple[CallFacts, dict[str, Any]]:
     result, activations, graph = _forward(model, np.zeros((2, *shape), dtype), shape)
     found = heads(model, result, of)
     require_floating(found)
@@ -118,6 +149,7 @@ def _run_once(model: keras.Model, shape: tuple[int, ...], of: str, dtype: str) -
         target_shape=target_shape,
         scan=scan,
         no_scan=no_scan,
+        max_lag=max_lag,
         parameters=model.count_params(),
         activations=activations,
         recurrent=tuple(_recurrent(model, shape[0])),
@@ -125,7 +157,29 @@ def _run_once(model: keras.Model, shape: tuple[int, ...], of: str, dtype: str) -
         operations=len(graph),
         dtype=dtype,
     )
+    _require_lags(facts)
     return facts, found
+
+
+def _require_lags(facts: CallFacts) -> None:
+    """Refuse a `max_lag` where lags have no meaning."""
+    if facts.max_lag is None:
+        return
+    if len(facts.input_shape) < 2:
+        raise Refused(
+            "sensitivity.max_lag",
+            given=f"{facts.max_lag}, and a model that takes a flat input",
+            allowed="models that take (batch, lag, feature)",
+            remedy="leave it out, or wrap the model in one that takes (lag, feature) and reshapes",
+        )
+    every_step = len(facts.target_shape) == 2 and facts.target_shape[0] == facts.input_shape[0] > 1
+    if every_step and not facts.by_output_step:
+        raise Refused(
+            "sensitivity.max_lag",
+            given=f"{facts.max_lag}, and a model whose outputs at every step may see later ones: {facts.no_scan}",
+            allowed="models of recurrent layers going forward, or with outputs of one step",
+            remedy="leave it out",
+        )
 
 
 def _scan(model: keras.Model, shape: tuple[int, ...], of: str, target_size: int) -> tuple[ScanFacts | None, str]:

@@ -110,7 +110,7 @@ class Plan:
     def chunk_shape(self) -> tuple[int, int, int, int, int]:
         """`(time, output_step, output, lag, feature)` of one chunk of `jacobian`."""
         facts = self.facts
-        return (self.layout.chunk_windows, self.layout.chunk_steps, len(facts.outputs), facts.length, facts.features)
+        return (self.layout.chunk_windows, self.layout.chunk_steps, len(facts.outputs), facts.lags, facts.features)
 
 
 def plan_run(
@@ -151,7 +151,7 @@ def count_windows(steps: int, length: int, stride: int) -> Windows:
 
 def bytes_per_window(facts: CallFacts) -> int:
     """Bytes of one window's `jacobian` and `prediction`."""
-    return facts.target_size * (facts.source_size + 1) * facts.itemsize
+    return facts.target_size * (facts.kept_size + 1) * facts.itemsize
 
 
 def cut(windows: int, window_bytes: int, output_steps: int, shard_windows: int | str = "auto") -> Layout:
@@ -253,12 +253,22 @@ def call_memory(facts: CallFacts, setting: Setting) -> int:
 
 
 def _scan_numbers(facts: CallFacts, setting: Setting) -> int:
-    """Of one window: what the forward pass keeps, the rows' adjoints twice over, the result thrice."""
+    """Of one window: what the forward pass keeps, the rows' adjoints with what they become, the result thrice.
+
+    Blocks of steps, walked side by side, keep all that a second time, and have rows for their states.
+    """
     scan, steps = facts.scan, facts.input_shape[0]
     assert scan is not None
     rows = setting.outputs_per_call or facts.target_size
-    walk = 4 * rows * scan.state + 2 * scan.matrices
-    return steps * (scan.saved + 2 * scan.seeds) + walk + 3 * rows * (facts.source_size + 1)
+    kept, result = steps * (scan.saved + 2 * scan.seeds), 3 * rows * (facts.kept_size + 1)
+    by_lag = facts.by_output_step
+    length = scan.length_by_lag(steps) if by_lag else scan.length_of_all(steps) if rows == facts.target_size else None
+    if length is None:
+        return kept + 4 * rows * scan.row + 2 * scan.matrices + result
+    seen = min(steps, rows // scan.outputs + facts.lags) if by_lag else steps
+    blocks = -(-seen // length)
+    joined = blocks * scan.states * (scan.states + length * facts.source_size // steps)
+    return 2 * kept + 4 * (rows + blocks * scan.states) * scan.row + 2 * blocks * scan.matrices + joined + result
 
 
 def at_once(facts: CallFacts, setting: Setting) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from .errors import Refused
-from .model import Target
+from .model import CallFacts, Target
 
 TOLERANCE = 1e-4  # of the largest entry: float32 and another order of adding stay below 1e-5
 _ZERO = tf.UnconnectedGradients.ZERO
@@ -34,6 +34,23 @@ def contracted(vectors: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
     count = len(vectors)
     flat = vectors.reshape(count, -1)
     return np.einsum("nr,nrs->ns", flat, jacobian.reshape(*flat.shape, -1))
+
+
+def newest(jacobian: np.ndarray, facts: CallFacts) -> np.ndarray:
+    """∂ outputs / ∂ the window's last `lags` steps, `(batch, target_size, kept_size)`: whole even where `max_lag` cuts.
+
+    What is kept by each output's own lags holds all that later outputs have of the last `lags` steps.
+    """
+    rows = jacobian.reshape(len(jacobian), facts.target_size, facts.kept_size)
+    if not facts.by_output_step:
+        return rows
+    steps, lags = facts.input_shape[0], facts.lags
+    by_lag = jacobian.reshape(len(jacobian), steps, -1, lags, facts.kept_size // lags)
+    by_step = np.zeros_like(by_lag)
+    for output_step in range(max(0, steps - lags), steps):
+        seen = output_step - (steps - lags) + 1
+        by_step[:, output_step, :, :seen] = by_lag[:, output_step, :, lags - seen :]
+    return by_step.reshape(rows.shape)
 
 
 def require_agreement(kernel: str, error: float) -> None:

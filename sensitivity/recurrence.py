@@ -20,6 +20,8 @@ from .heads import heads, joined
 from .layers import keras
 
 WINDOW = 0
+LEAST_LENGTH, MOST_JOINED = 16, 16  # steps of a block; blocks that are joined each with each
+WORTH = 1.4  # times the rows a step of a walk over blocks are worth joining for
 _TOLERANCE = 1e-4
 _CONVOLUTIONS = ("Conv1D", "DepthwiseConv1D", "SeparableConv1D", "Conv1DTranspose")
 _OWN_LOOP = {layer.call for layer in (keras.layers.RNN, keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN)}
@@ -33,15 +35,26 @@ class Unfit(ValueError):
 class ScanFacts:
     """What a walk back takes, in numbers a window.
 
-    outputs: that an output step has; 0 where all are of the last step. saved: kept of each step by the forward pass.
-    seeds: of each step, where it has outputs. state: of one row's adjoints. matrices: of one step's.
+    outputs: that an output step has; 0 where all are of the last step. states: in all cells. saved: kept of each step
+    by the forward pass. seeds: of each step, where it has outputs. row: of one row's adjoints. matrices: of one step's.
     """
 
     outputs: int
+    states: int
     saved: int
     seeds: int
-    state: int
+    row: int
     matrices: int
+
+    def length_by_lag(self, steps: int) -> int:
+        """Steps of blocks that are walked side by side and then joined with their neighbours."""
+        return min(steps, max(LEAST_LENGTH, self.states // self.outputs))
+
+    def length_of_all(self, steps: int) -> int | None:
+        """The same where each is joined with each; None where one walk over all steps has fewer rows a step."""
+        length = -(-steps // MOST_JOINED)
+        rows = self.states + length * self.outputs / 2
+        return length if steps * self.outputs / 2 > WORTH * rows else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +84,10 @@ class Call:
 class Recurrence:
     """A model as one causal cell.
 
-    calls: on sequences, in order. cells: of the recurrent ones. last: the values at the last step that the head begins with, and the sequences that
-    they are of. head: the calls after the last step; without any `last`, the model gives an output at every step.
-    outputs: the model's, None where they are not asked for. widths: numbers a step of each sequence.
+    calls: on sequences, in order. cells: of the recurrent ones. last: the values at the last step that the head begins
+    with, and the sequences that they are of. head: the calls after the last step; without any `last`, the model gives
+    an output at every step. outputs: the model's, None where they are not asked for. widths: numbers a step of each
+    sequence.
     """
 
     model: keras.Model
@@ -112,9 +126,10 @@ class Recurrence:
         kept = [inputs + sum(cell.widths) + (cell.gates + 1) * cell.output_width for inputs, cell in cells]
         return ScanFacts(
             outputs=outputs,
+            states=sum(sum(cell.widths) for _, cell in cells),
             saved=sum(self.widths.values()) + sum(kept),
             seeds=outputs * sum(self.widths[value] for value in self.sources),
-            state=sum(inputs + sum(cell.widths) for inputs, cell in cells),
+            row=sum(inputs + sum(cell.widths) for inputs, cell in cells),
             matrices=sum(sum(cell.widths) * (inputs + cell.output_width) for inputs, cell in cells),
         )
 
@@ -156,13 +171,13 @@ def recurrence(model: keras.Model, input_shape: tuple[int, ...], of: str) -> Rec
     needed = _needed(graph.calls, chosen)
     walk = _Walk(needed, input_shape[0], {WINDOW: input_shape[1:]})
     asked = [call for call in graph.calls if needed.intersection(call.outputs)]
-    for call in asked:
-        if _masks(call.operation):  # before the operations that make a mask, which have no names of the user's
-            raise Unfit(f"{call.name} masks steps")
+    for call in asked:  # before the operations that they are made of, which have no names of the user's
+        if reason := _unfit_anywhere(call.operation):
+            raise Unfit(f"{call.name} {reason}")
+    if not any(call.is_recurrent for call in asked):
+        raise Unfit("the model has no recurrent layer")
     for call in asked:
         walk.visit(call)
-    if not walk.cells:
-        raise Unfit("the model has no recurrent layer")
     if len({value in walk.shapes for value in chosen}) > 1:
         raise Unfit("some outputs are of every step, some of the last")
     widths = {value: int(np.prod(shape)) for value, shape in walk.shapes.items()}
@@ -226,7 +241,7 @@ class _Walk:
     def visit(self, call: Call) -> None:
         along = [value in self.shapes for value in call.inputs]
         if not any(along):
-            if call.is_recurrent or isinstance(call.operation, keras.layers.Bidirectional):
+            if call.is_recurrent:
                 raise Unfit(f"{call.name} begins anew after the last step")
             self.head.append(call)
         elif not all(along):
@@ -300,8 +315,6 @@ def _why_not_forward(call: Call) -> str:
 
 def _known_to_cross(operation: Any) -> str:
     kind = type(operation).__name__
-    if isinstance(operation, keras.layers.Bidirectional):
-        return "goes backwards too"
     if "Attention" in kind:
         return "attends to other steps"
     if kind in _CONVOLUTIONS:
@@ -311,8 +324,12 @@ def _known_to_cross(operation: Any) -> str:
     return ""
 
 
-def _masks(operation: Any) -> bool:
-    return isinstance(operation, keras.layers.Masking) or bool(getattr(operation, "mask_zero", False))
+def _unfit_anywhere(operation: Any) -> str:
+    if isinstance(operation, keras.layers.Bidirectional):
+        return "goes backwards too"
+    if isinstance(operation, keras.layers.Masking) or getattr(operation, "mask_zero", False):
+        return "masks steps"
+    return ""
 
 
 def _stepwise(call: Call, values: list[tf.Tensor]) -> list[tuple[int, ...]] | None:

@@ -148,6 +148,7 @@ def identity(job: Job, survey: Survey, facts: ModelFacts, model: dict[str, str])
         "windows.stride": job.windows.stride,
         "sensitivity.of": job.sensitivity.of,
         "sensitivity.wrt": job.sensitivity.wrt,
+        "sensitivity.max_lag": job.sensitivity.max_lag,
         "run.dtype": job.run.dtype,
     }
 

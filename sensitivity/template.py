@@ -31,7 +31,7 @@ def write_template(path: Path, survey: Survey, windows: Windows, facts: ModelFac
     """Create `results.zarr` at `path`: labels filled in, `jacobian` and `prediction` all NaN and without chunks."""
     _fixed_labels(survey, facts).to_zarr(path, zarr_format=3, consolidated=False, mode="w")
     group = zarr.open_group(path, mode="r+")
-    sizes = (len(facts.outputs), facts.length, facts.features)
+    sizes = (len(facts.outputs), facts.lags, facts.features)
     _create(
         group,
         "jacobian",
@@ -59,12 +59,13 @@ def write_template(path: Path, survey: Survey, windows: Windows, facts: ModelFac
 
 
 def _fixed_labels(survey: Survey, facts: ModelFacts) -> xr.Dataset:
+    lagged = "the output's own step" if facts.by_output_step else "the window's last step"
     std = {"long_name": "standard deviation of the feature over the series"}
     return xr.Dataset(
         coords={
             "output_step": ("output_step", np.arange(facts.output_steps), {"long_name": "step of the output"}),
             "output": ("output", np.array(facts.outputs, object)),
-            "lag": ("lag", np.arange(facts.length)[::-1], {"long_name": "steps back from the window's last step"}),
+            "lag": ("lag", np.arange(facts.lags)[::-1], {"long_name": f"steps back from {lagged}"}),
             "feature": ("feature", np.array(survey.features, object)),
             "input_std": ("feature", np.array(survey.std), std),
         }

@@ -22,7 +22,7 @@ from .errors import Refused
 from .job import SensitivitySection
 from .model import ModelFacts, Target
 from .plan import Layout, MiB, Workers, bytes_per_window, call_memory, human_bytes, room_for_a_call
-from .products import TOLERANCE, contracted, relative_error, require_agreement, vjp
+from .products import TOLERANCE, contracted, newest, relative_error, require_agreement, vjp
 from .setting import Choice, Setting, Trial
 
 BUILD_BYTES = 160 * MiB  # tracing a kernel and compiling it by XLA, the first of a process included
@@ -359,8 +359,9 @@ class _Search:
             vectors = np.random.default_rng(0).standard_normal(shape).astype(windows.dtype)
             self._expected = vectors, vjp(self.target, few, vectors)
         vectors, expected = self._expected
-        count = min(CHECKED, len(windows))
-        return relative_error(contracted(vectors[:count], jacobian[:count]), expected[:count].reshape(count, -1))
+        count, facts = min(CHECKED, len(windows)), self.target.facts
+        product = contracted(vectors[:count], newest(jacobian[:count], facts))
+        return relative_error(product, expected[:count, -facts.lags :].reshape(count, -1))
 
 
 def _family(setting: Setting) -> Setting:

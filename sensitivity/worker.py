@@ -84,7 +84,7 @@ class Worker:
         computed = not_finite = 0
         for start, stop in layout.chunks(shard):
             block = prediction[start - shard.start : stop - shard.start]
-            jacobian = np.full((*block.shape, facts.length, facts.features), np.nan, facts.dtype)
+            jacobian = np.full((*block.shape, facts.lags, facts.features), np.nan, facts.dtype)
             whole = self._differentiate(start, stop, block, jacobian)
             computed += len(whole)
             not_finite += len(whole) * jacobian[0].size - int(np.isfinite(jacobian).sum())  # others stand NaN

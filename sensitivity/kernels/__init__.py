@@ -6,6 +6,8 @@ A kernel module has `why_not(facts, *, pfor, xla) -> str | None`, the reason it 
     prediction  (batch, *target_shape)           the target itself, from the same forward pass
     block       (batch, outputs, *input_shape)   ∂ outputs / ∂ window, for `outputs_per_call` outputs from the first on
 
+(or, where `max_lag` limits the lags, these alone: what a kernel gives beyond them is cut off.)
+
 Shapes are static, `batch` is `windows_per_call`: nothing is traced twice, and recurrent loops run 1.4 to 2.7 times
 faster than with an open batch, since their lists then have shapes that TensorFlow knows.
 """
@@ -47,7 +49,8 @@ def compile_kernel(target: Target, setting: Setting) -> tf.types.experimental.Po
 
     def traced(windows: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         with _cudnn(target, setting.use_cudnn), steps_folded(target.model):
-            return kernel(windows, first)
+            prediction, block = kernel(windows, first)
+            return prediction, block[:, :, -target.facts.lags :] if target.facts.max_lag is not None else block
 
     # TensorFlow counts traces by code object and warns; a partial has none, and each kernel is traced once.
     return tf.function(

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keras import layers, ops
 
+from sensitivity import recurrence
 from sensitivity.candidates import choose, halved
 from sensitivity.cells import FEW_ROWS
 from sensitivity.engine import Tuned
@@ -20,6 +21,7 @@ from sensitivity.job import SensitivitySection
 from sensitivity.loading import cast
 from sensitivity.model import Target, describe_call
 from sensitivity.plan import bytes_per_window, call_memory
+from sensitivity.products import newest
 from sensitivity.setting import Setting
 from tests.conftest import sequential, tape_jacobian, worst
 
@@ -133,12 +135,9 @@ def test_many_rows_and_few_are_pulled_back_alike():
     assert worst(scan(model, windows), tape_jacobian(model, windows)) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["lstm", "last step", "branches", "a user's cell"])
+@pytest.mark.parametrize("name", ["lstm", "last step", "branches"])
 def test_float64_agrees_with_central_differences(name):
-    model = MODELS[name]()
-    model = cast(model, "float64") if name != "a user's cell" else model
-    if name == "a user's cell":
-        model = sequential(SHAPE, layers.RNN(Leaky(3, dtype="float64"), dtype="float64", **SEQUENCE))
+    model = cast(MODELS[name](), "float64")
     windows = windows_of(2).astype("float64")
     jacobian = scan(model, windows, xla=True)
     for seed in range(3):
@@ -203,6 +202,70 @@ def test_random_stacks_equal_the_tape(stack):
     model = weighted(keras.Model(source, layers.Dense(2)(hidden)))
     windows = windows_of(2, shape)
     assert worst(scan(model, windows, 2, xla=xla), tape_jacobian(model, windows)) < 1e-5
+
+
+# ---- long sequences, and lags up to a limit ----------------------------------------------------------
+
+LONG = (23, 3)
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """A model with something before, between and after its layers, and its Jacobian by the tape."""
+    between = [layers.LayerNormalization(), layers.GRU(3, **SEQUENCE), layers.Dense(2)]
+    model = sequential(LONG, layers.Dense(4, "tanh"), layers.LSTM(5, **SEQUENCE), *between)
+    return model, tape_jacobian(model, windows_of(3, LONG))
+
+
+@pytest.mark.parametrize(("most", "xla"), [(2, True), (5, False), (23, False)])
+def test_blocks_that_are_joined_equal_one_walk(deep, most, xla, monkeypatch):
+    monkeypatch.setattr(recurrence, "WORTH", 0.0)
+    monkeypatch.setattr(recurrence, "MOST_JOINED", most)
+    model, expected = deep
+    assert worst(scan(model, windows_of(3, LONG), xla=xla), expected) < 1e-5
+
+
+def by_lag(jacobian: np.ndarray, lags: int) -> np.ndarray:
+    """`(batch, step, output, step, feature)` → `(batch, step, output, lag, feature)`, oldest first, by plain loops."""
+    found = np.zeros((*jacobian.shape[:3], lags, jacobian.shape[-1]), jacobian.dtype)
+    for step in range(jacobian.shape[1]):
+        for lag in range(min(lags, step + 1)):
+            found[:, step, :, lags - 1 - lag] = jacobian[:, step, :, step - lag]
+    return found
+
+
+@pytest.mark.parametrize("outputs", [None, 10, 44])
+@pytest.mark.parametrize(("max_lag", "length"), [(0, 16), (4, 3), (7, 16), (40, 5)])
+def test_lags_up_to_a_limit_are_those_of_the_whole(deep, max_lag, length, outputs, monkeypatch):
+    monkeypatch.setattr(recurrence, "LEAST_LENGTH", length)
+    model, expected = deep
+    facts = describe_call(model, LONG, of="output", dtype="float32", max_lag=max_lag)
+    assert facts.by_output_step
+    kernel = Tuned(Target(model, facts), Setting("scan", 3, outputs_per_call=outputs))
+    _, found = kernel(windows_of(3, LONG))
+    lags = min(max_lag + 1, LONG[0])
+    assert found.shape == (3, 23, 2, lags, 3)
+    assert worst(found, by_lag(expected, lags)) < 1e-5
+    np.testing.assert_allclose(
+        newest(found, facts), expected[:, :, :, LONG[0] - lags :].reshape(3, 46, -1), rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("kernel", ["scan", "gradient", "batch_jacobian"])
+def test_of_outputs_at_the_end_every_kernel_keeps_the_newest_lags(kernel):
+    model = sequential(SHAPE, layers.LSTM(4), layers.Dense(1))
+    facts = describe_call(model, SHAPE, of="output", dtype="float32", max_lag=2)
+    _, found = Tuned(Target(model, facts), Setting(kernel, 4))(windows_of(5))
+    assert worst(found, tape_jacobian(model, windows_of(5))[:, :, -3:]) < 1e-5
+
+
+def test_a_limit_where_lags_mean_nothing_is_refused():
+    both = sequential(SHAPE, layers.Bidirectional(layers.LSTM(2, **SEQUENCE)))
+    with pytest.raises(Refused, match="max_lag.*bidirectional.*goes backwards too"):
+        describe_call(both, SHAPE, of="output", dtype="float32", max_lag=2)
+    flat = sequential((9,), layers.Dense(2))
+    with pytest.raises(Refused, match="flat input"):
+        describe_call(flat, (9,), of="output", dtype="float32", max_lag=2)
 
 
 # ---- memory and choice -------------------------------------------------------------------------------
