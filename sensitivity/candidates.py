@@ -60,12 +60,16 @@ def families(wanted: SensitivitySection, facts: CallFacts, *, gpu: bool = False)
         for pfor, xla in _ways(kernel, facts)
         if kernel in ("gradient", "scan") or (pfor in _pfor(wanted) and not (pfor and rows == 1))
     ]
-    if facts.operations > MANY_OPERATIONS:
-        found.sort(key=lambda setting: setting.xla)
+    found.sort(key=lambda setting: compiles_long(setting, facts))
     if gpu and facts.recurrent:
         one_by_one = [s for s in found if not s.xla and (s.kernel == "gradient" or not s.experimental_use_pfor)]
         found = [replace(s, use_cudnn=True) for s in one_by_one if s.kernel not in ("forward", "scan")] + found
     return found
+
+
+def compiles_long(setting: Setting, facts: CallFacts) -> bool:
+    """Whether XLA takes minutes rather than seconds: over an unrolled loop. A scan has loops of its own."""
+    return setting.xla and setting.kernel != "scan" and facts.operations > MANY_OPERATIONS
 
 
 def _kernels(wanted: SensitivitySection, facts: CallFacts) -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from . import machine, meter
-from .candidates import MANY_OPERATIONS, choose, even, families, first_size, halved
+from .candidates import choose, compiles_long, even, families, first_size, halved
 from .device import call_budget, has_gpu, kind
 from .engine import Tuned
 from .errors import Refused
@@ -256,7 +256,7 @@ class _Search:
         best = self.best()
         if best is None:
             return ""
-        slow = setting.xla and self.target.facts.operations > MANY_OPERATIONS
+        slow = compiles_long(setting, self.target.facts)
         if self._left() < self._spent.get(_family(setting), COMPILING_SECONDS if slow else 0.0):
             return "no time left to try it"
         taken = machine.resident_memory() - meter.reusable()
@@ -269,7 +269,7 @@ class _Search:
 
     def _compiler_tells(self, setting: Setting) -> bool:
         """Whether XLA is asked what a call takes: the first of a family, where that does not mean minutes more."""
-        return setting.xla and self.target.facts.operations <= MANY_OPERATIONS and not self._last(setting)
+        return setting.xla and not compiles_long(setting, self.target.facts) and not self._last(setting)
 
     def _last(self, setting: Setting) -> Trial | None:
         """The last trial of this setting, else of its family, that was run."""

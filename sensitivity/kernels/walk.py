@@ -15,7 +15,8 @@ import tensorflow as tf
 from ..cells import over_rows
 from ..recurrence import WINDOW, Call, Recurrence, evaluate
 
-SEGMENTS = 8  # of a walk in which rows are added: more of them waste less work, and compile longer
+# Segments of a walk in which rows are added: more of them waste less work, and compile longer, each for every layer.
+SEGMENTS, FEWEST_SEGMENTS, COMPILED = 8, 3, 24
 Adjoints = list[list[tf.Tensor]]  # of each cell, of each of its states
 Back = Callable[[tf.Tensor, Adjoints], tuple[Adjoints, tf.Tensor]]
 
@@ -153,7 +154,8 @@ def climbed_down(
     outputs = next(iter(seeds.values())).shape[2]
     count, begun = steps.shape[0], adjoints[0][0].shape[1]
     emitted = emission(passed, count * outputs + begun)
-    above, segments = count, min(SEGMENTS, count)
+    above = count
+    segments = min(count, SEGMENTS, max(FEWEST_SEGMENTS, COMPILED // len(passed.model.inner)))
     for segment in reversed(range(segments)):
         below = count * segment // segments
         new = no_adjoints(passed, (above - below) * outputs)

@@ -23,8 +23,8 @@ def states_handed_on(source):
 
 
 class OwnLoop(layers.RNN):
-    def call(self, sequences, **options):
-        return super().call(ops.flip(sequences, 1), **options)
+    def call(self, sequences, initial_state=None, mask=None, training=False):
+        return super().call(ops.flip(sequences, 1), initial_state, mask, training)
 
 
 class Positions(layers.Layer):
