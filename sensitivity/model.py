@@ -91,6 +91,7 @@ class ModelFacts(CallFacts):
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> ModelFacts:
+        content = {"scan": None, "no_scan": "a run of an earlier version", "max_lag": None, **content}
         lists = {name: tuple(content[name]) for name in ("input_shape", "target_shape", "outputs")}
         scan = ScanFacts(**content["scan"]) if content["scan"] else None
         return cls(**{**content, **lists, "recurrent": tuple(map(tuple, content["recurrent"])), "scan": scan})

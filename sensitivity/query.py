@@ -36,9 +36,10 @@ def open_run(path: str | Path) -> xr.Dataset:
     for record in each_commit(run):
         committed[record.start : record.stop] = True
     # A block per shard where some are missing: then a block is read either whole or not at all.
-    shards = max(1, BLOCK_BYTES // (layout.shard_windows * _window_bytes(run))) if committed.all() else 1
-    blocks = {"time": layout.shard_windows * shards, "output_step": layout.chunk_steps}
     dataset = xr.open_zarr(run.results, chunks=None).assign_coords(committed=("time", committed))
+    shard_bytes = max(1, dataset["jacobian"].nbytes // layout.shard_count)
+    shards = max(1, BLOCK_BYTES // shard_bytes) if committed.all() else 1
+    blocks = {"time": layout.shard_windows * shards, "output_step": layout.chunk_steps}
     for name in ("jacobian", "prediction"):
         dataset[name] = dataset[name].chunk(blocks)
         if not committed.all():
@@ -55,12 +56,6 @@ def _masked(array: da.Array, served: np.ndarray) -> da.Array:
         for start, span in zip(borders, spans, strict=False)
     ]
     return da.concatenate(parts)
-
-
-def _window_bytes(run: Run) -> int:
-    shape = run.content["model"]
-    rows = shape["output_steps"] * len(shape["outputs"])
-    return rows * shape["length"] * shape["features"] * np.dtype(shape["dtype"]).itemsize
 
 
 def sums(dataset: xr.Dataset) -> xr.Dataset:

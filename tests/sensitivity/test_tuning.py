@@ -265,7 +265,7 @@ def test_the_compiler_is_asked_before_a_window_is_too_large(wide, patient, monke
 
 # ---- families and sizes ----------------------------------------------------------------------------
 
-FACTS = CallFacts((10, 2), (5,), 100, 200, (), None, "no recurrent layer", True, 50, "float32")
+FACTS = CallFacts((10, 2), (5,), 100, 200, (), None, "no recurrent layer", None, True, 50, "float32")
 
 
 def ways(facts: CallFacts, wanted: SensitivitySection = AUTO, **more) -> list[str]:
