@@ -116,8 +116,11 @@ def why_no_xla(kernel: str, facts: CallFacts) -> str | None:
 
 
 def _lost(kernel: str, facts: CallFacts, pfor: bool, xla: bool) -> tuple[str, ...]:
-    reason = None if xla else _why_not(kernel, facts, pfor, True)
-    return () if reason is None else (f"XLA: {reason}",)
+    """XLA, and for a recurrent model the scan: what would have been faster, and why it cannot be had."""
+    no_xla = None if xla else _why_not(kernel, facts, pfor, True)
+    no_scan = facts.no_scan if facts.recurrent and not facts.scan else None
+    reasons = {"XLA": no_xla, "scan": no_scan}
+    return tuple(f"{what}: {reason}" for what, reason in reasons.items() if reason)
 
 
 def _require_able(wanted: SensitivitySection, facts: CallFacts) -> None:

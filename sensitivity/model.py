@@ -144,7 +144,7 @@ def _run_once(
     found = heads(model, result, of)
     require_floating(found)
     target_shape = tuple(joined(found).shape[1:])
-    scan, no_scan = _scan(model, shape, of, math.prod(target_shape))
+    scan, no_scan = _scan(model, shape, of, dtype, math.prod(target_shape))
     facts = CallFacts(
         input_shape=shape,
         target_shape=target_shape,
@@ -183,11 +183,15 @@ def _require_lags(facts: CallFacts) -> None:
         )
 
 
-def _scan(model: keras.Model, shape: tuple[int, ...], of: str, target_size: int) -> tuple[ScanFacts | None, str]:
+def _scan(
+    model: keras.Model, shape: tuple[int, ...], of: str, dtype: str, target_size: int
+) -> tuple[ScanFacts | None, str]:
     try:
-        return recurrence(model, shape, of).facts(target_size, shape[0]), ""
+        return recurrence(model, shape, of, dtype).facts(target_size, shape[0]), ""
     except Unfit as reason:
         return None, str(reason)
+    except Exception as error:  # whatever a user's layer raises when it is called out of its place
+        return None, f"the model's graph cannot be taken apart ({type(error).__name__}: {str(error)[:100]})"
 
 
 _KINKED = {

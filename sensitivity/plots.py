@@ -80,7 +80,7 @@ def draw(values: xr.DataArray, kind: str, file: str | Path) -> None:
         axes = figure.subplots()
         KINDS[kind](values, axes)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel(f"lag ({values['lag'].attrs['long_name']})")
+        axes.set_xlabel(f"lag ({values['lag'].attrs.get('long_name', 'steps back')})")
         title = f"How far back the output listens, {values.attrs['windows']:,} windows"
         axes.set_title(title, loc="left", fontsize="medium")
         figure.savefig(file, dpi=150)

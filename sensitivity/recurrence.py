@@ -157,8 +157,10 @@ def evaluate(calls: Any, known: dict[int, tf.Tensor]) -> None:
             known.update(zip(call.outputs, call(*(known[value] for value in call.inputs)), strict=True))
 
 
-def recurrence(model: keras.Model, input_shape: tuple[int, ...], of: str) -> Recurrence:
-    """Raises `Unfit`."""
+def recurrence(
+    model: keras.Model, input_shape: tuple[int, ...], of: str = "output", dtype: str = "float32"
+) -> Recurrence:
+    """The model on windows of that shape and dtype as one causal cell. Raises `Unfit`."""
     function = _function(model)
     if function is None:
         raise Unfit(f"model {model.name!r} is no graph of layers, but Python code")
@@ -169,10 +171,10 @@ def recurrence(model: keras.Model, input_shape: tuple[int, ...], of: str) -> Rec
     packed = keras.tree.pack_sequence_as(function._outputs_struct, outputs)
     chosen = list(heads(model, packed, of).values())
     needed = _needed(graph.calls, chosen)
-    walk = _Walk(needed, input_shape[0], {WINDOW: input_shape[1:]})
+    walk = _Walk(needed, input_shape[0], dtype, {WINDOW: input_shape[1:]})
     asked = [call for call in graph.calls if needed.intersection(call.outputs)]
     for call in asked:  # before the operations that they are made of, which have no names of the user's
-        if reason := _unfit_anywhere(call.operation):
+        if reason := _unfit_anywhere(call.operation, dtype):
             raise Unfit(f"{call.name} {reason}")
     if not any(call.is_recurrent for call in asked):
         raise Unfit("the model has no recurrent layer")
@@ -231,8 +233,8 @@ class _Graph:
 class _Walk:
     """One pass over the calls, sorting them: on sequences, or after the last step. shapes: of a sequence's step."""
 
-    def __init__(self, needed: set[int], steps: int, shapes: dict[int, tuple[int, ...]]) -> None:
-        self.needed, self.steps, self.shapes = needed, steps, shapes
+    def __init__(self, needed: set[int], steps: int, dtype: str, shapes: dict[int, tuple[int, ...]]) -> None:
+        self.needed, self.steps, self.dtype, self.shapes = needed, steps, dtype, shapes
         self.calls: list[Call] = []
         self.cells: dict[Call, list[Cell]] = {}
         self.head: list[Call] = []
@@ -278,7 +280,7 @@ class _Walk:
             shape = call.operation.compute_output_shape((1, self.steps, *self.shapes[call.inputs[0]]))
             found: list[tuple[int, ...]] | None = [tuple(shape[2:])]
         else:
-            values = [_random((2, self.steps, *self.shapes[value])) for value in call.inputs]
+            values = [_random((2, self.steps, *self.shapes[value]), self.dtype) for value in call.inputs]
             try:
                 if self._is_last_step(call, values):
                     self.last[call.outputs[0]] = call.inputs[0]
@@ -324,7 +326,9 @@ def _known_to_cross(operation: Any) -> str:
     return ""
 
 
-def _unfit_anywhere(operation: Any) -> str:
+def _unfit_anywhere(operation: Any, dtype: str) -> str:
+    if getattr(operation, "compute_dtype", dtype) != dtype:
+        return f"computes in {operation.compute_dtype}"
     if isinstance(operation, keras.layers.Bidirectional):
         return "goes backwards too"
     if isinstance(operation, keras.layers.Masking) or getattr(operation, "mask_zero", False):
@@ -346,5 +350,5 @@ def _stepwise(call: Call, values: list[tf.Tensor]) -> list[tuple[int, ...]] | No
     return [tuple(expected.shape[2:]) for expected in whole]
 
 
-def _random(shape: tuple[int, ...]) -> tf.Tensor:
-    return tf.constant(np.random.default_rng(0).standard_normal(shape), "float32")
+def _random(shape: tuple[int, ...], dtype: str) -> tf.Tensor:
+    return tf.constant(np.random.default_rng(0).standard_normal(shape), dtype)

@@ -40,7 +40,7 @@ def why_not(facts: CallFacts, *, pfor: bool, xla: bool) -> str | None:
 
 def build(target: Target, setting: Setting):
     facts = target.facts
-    model = recurrence(target.model, facts.input_shape, target.of)
+    model = recurrence(target.model, facts.input_shape, target.of, facts.dtype)
     rows = setting.outputs_per_call or facts.target_size
     back = _every_step if model.is_sequence else _last_step
 

@@ -54,6 +54,7 @@ UNFIT = {
     "mixes sequences with": lambda: functional(
         lambda x: layers.Dot((2, 1))([layers.GRU(2, return_sequences=True)(x), layers.GRU(2)(x)])
     ),
+    "computes in float16": lambda: sequential(SHAPE, layers.GRU(2, dtype="mixed_float16")),
     "no recurrent layer": lambda: sequential(SHAPE, layers.Dense(2)),
     "some outputs are of every step": lambda: functional(
         lambda x: [layers.GRU(2, return_sequences=True)(x), layers.GRU(2)(x)]

@@ -306,6 +306,11 @@ def test_recurrent_models_are_scanned_unless_something_else_is_asked():
     assert choose(SensitivitySection(), facts, 10**9, 64).kernel == "scan"
     assert choose(SensitivitySection(experimental_use_pfor=True), facts, 10**9, 64).kernel == "batch_jacobian"
     unfit = target_of(sequential(SHAPE, layers.Bidirectional(layers.LSTM(2)))).facts
+    instead = choose(SensitivitySection(), unfit, 10**9, 64)
+    assert instead.kernel == "batch_jacobian"
+    (lost,) = instead.lost
+    assert lost.startswith("scan: layer 'bidirectional")
+    assert lost.endswith("(Bidirectional) goes backwards too")
     with pytest.raises(Refused, match="bidirectional.*goes backwards too"):
         choose(SensitivitySection(kernel="scan"), unfit, 10**9, 64)
     with pytest.raises(ValueError, match='"scan" together with experimental_use_pfor'):
