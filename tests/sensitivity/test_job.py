@@ -49,7 +49,7 @@ def test_defaults_and_paths_relative_to_the_job_file():
             "series.scaling",
             "2 features",
         ),
-        ({"sensitivity": {"kernel": "scan"}}, "sensitivity.kernel", '"gradient"'),
+        ({"sensitivity": {"kernel": "scam"}}, "sensitivity.kernel", '"gradient"'),
         ({"sensitivity": {"wrt": "weights"}}, "sensitivity.wrt", '"input"'),
         ({"sensitivity": {"windows_per_call": 0}}, "sensitivity.windows_per_call", "1 or more"),
         ({"sensitivity": {"experimental_use_pfor": 1}}, "sensitivity.experimental_use_pfor", "true or false"),

@@ -40,8 +40,16 @@ class Facts:
         return self.output_steps * len(self.outputs)
 
     @property
+    def lags(self) -> int:
+        return self.length
+
+    @property
     def source_size(self) -> int:
         return self.length * self.features
+
+    @property
+    def kept_size(self) -> int:
+        return self.lags * self.features
 
 
 def job(**run: Any) -> Job:
