@@ -51,8 +51,7 @@ def families(wanted: SensitivitySection, facts: CallFacts, *, gpu: bool = False)
     One output a window: `gradient`. Fewer inputs than outputs: `forward` too. XLA where it gives the tape's numbers.
     Recurrent models: a loop over outputs first, since pfor needs many times its memory.
     """
-    if wanted.kernel != "auto":
-        _require_able(wanted, facts)
+    _require_able(wanted, facts)
     rows = None if wanted.parallel_iterations == "auto" else wanted.parallel_iterations
     found = [
         Setting(kernel, 1, pfor, rows, xla, lost=_lost(kernel, facts, pfor, xla))
@@ -124,12 +123,13 @@ def _lost(kernel: str, facts: CallFacts, pfor: bool, xla: bool) -> tuple[str, ..
 
 
 def _require_able(wanted: SensitivitySection, facts: CallFacts) -> None:
-    reasons = [why_not(wanted.kernel, facts, pfor=pfor) for pfor in _pfor(wanted)]
+    kernels = _kernels(wanted, facts)
+    reasons = [why_not(kernel, facts, pfor=pfor) for kernel in kernels for pfor in _pfor(wanted)]
     if None not in reasons:
         able = [name for name in KERNELS if why_not(name, facts) is None]
         raise Refused(
             "sensitivity.kernel",
-            given=f'"{wanted.kernel}": {reasons[0]}',
+            given=f'"{kernels[0]}": {reasons[0]}',
             allowed=", ".join(f'"{name}"' for name in ("auto", *able)),
             remedy='set it to "auto", and leave experimental_use_pfor out',
         )

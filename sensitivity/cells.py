@@ -83,16 +83,20 @@ def is_gated(cell: Any) -> bool:
     """Whether a step is φ(W·x + R·h + b, states) with a φ that treats each unit alone."""
     if type(cell) not in _GATED or not getattr(cell, "reset_after", True):
         return False
-    return all(_is_unitwise(getattr(cell, name, None)) for name in ("activation", "recurrent_activation"))
+    names = ("activation", "recurrent_activation")
+    return all(_is_unitwise(getattr(cell, name, None), cell.units, cell.compute_dtype) for name in names)
 
 
-def _is_unitwise(activation: Any) -> bool:
+def _is_unitwise(activation: Any, units: int, dtype: str) -> bool:
     """Whether each number is mapped alone: a softmax is not, nor is an activation with weights of its own."""
     if activation is None or isinstance(activation, keras.Layer):
         return activation is None
-    numbers = tf.constant([[-2.1, -0.3, 0.4], [0.6, 1.7, -1.1]])
-    beside = tf.constant([0.0, 1.0, -3.0])  # the first of them is left as it is
-    return bool(tf.reduce_all(activation(numbers)[:, 0] == activation(numbers + beside)[:, 0]))
+    numbers = tf.reshape(tf.linspace(tf.constant(-2.1, dtype), 1.7, 2 * units), (2, units))
+    beside = tf.concat([[0.0], tf.ones(units - 1)], 0)  # the first of them is left as it is
+    try:
+        return bool(tf.reduce_all(activation(numbers)[:, 0] == activation(numbers + tf.cast(beside, dtype))[:, 0]))
+    except Exception:  # whatever a user's function raises: its cell is differentiated as a whole
+        return False
 
 
 class Gated:

@@ -70,7 +70,8 @@ class CallFacts:
     @property
     def by_output_step(self) -> bool:
         """Whether lags count back from each output's own step, not from the window's last one."""
-        return self.max_lag is not None and self.scan is not None and self.scan.outputs > 0
+        every_step = self.scan is not None and self.scan.outputs > 0 and len(self.target_shape) == 2
+        return every_step and self.max_lag is not None
 
     @property
     def itemsize(self) -> int:
@@ -174,7 +175,7 @@ def _require_lags(facts: CallFacts) -> None:
             remedy="leave it out, or wrap the model in one that takes (lag, feature) and reshapes",
         )
     every_step = len(facts.target_shape) == 2 and facts.target_shape[0] == facts.input_shape[0] > 1
-    if every_step and not facts.by_output_step:
+    if every_step and facts.scan is None:
         raise Refused(
             "sensitivity.max_lag",
             given=f"{facts.max_lag}, and a model whose outputs at every step may see later ones: {facts.no_scan}",

@@ -261,6 +261,8 @@ def _scan_numbers(facts: CallFacts, setting: Setting) -> int:
     assert scan is not None
     rows = setting.outputs_per_call or facts.target_size
     kept, result = steps * (scan.saved + 2 * scan.seeds), 3 * rows * (facts.kept_size + 1)
+    if not scan.outputs:
+        kept += 2 * facts.target_size * scan.head
     by_lag = facts.by_output_step
     length = scan.length_by_lag(steps) if by_lag else scan.length_of_all(steps) if rows == facts.target_size else None
     if length is None:

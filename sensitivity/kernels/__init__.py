@@ -3,10 +3,10 @@
 A kernel module has `why_not(facts, *, pfor, xla) -> str | None`, the reason it cannot serve a model in that way, and
 `build(target, setting)`, a function from windows `(batch, *input_shape)` and the number of the first output to
 
-    prediction  (batch, *target_shape)           the target itself, from the same forward pass
-    block       (batch, outputs, *input_shape)   ∂ outputs / ∂ window, for `outputs_per_call` outputs from the first on
+    prediction  (batch, *target_shape)          the target itself, from the same forward pass
+    block       (batch, outputs, *kept_shape)   ∂ outputs / ∂ window, for `outputs_per_call` outputs from the first on
 
-(or, where `max_lag` limits the lags, these alone: what a kernel gives beyond them is cut off.)
+A kernel may give all lags where `max_lag` keeps the newest: the others are cut off.
 
 Shapes are static, `batch` is `windows_per_call`: nothing is traced twice, and recurrent loops run 1.4 to 2.7 times
 faster than with an open batch, since their lists then have shapes that TensorFlow knows.
@@ -40,6 +40,8 @@ __all__ = ["KERNELS", "compile_kernel", "pfor_fallbacks", "signature", "why_not"
 
 def why_not(name: str, facts: CallFacts, *, pfor: bool = False, xla: bool = False) -> str | None:
     """Why the kernel `name` cannot serve the model so, by pfor or a loop, by XLA or not; None where it can."""
+    if facts.by_output_step and name != "scan":
+        return "max_lag counts back from each output's own step, which the scan alone does"
     return KERNELS[name].why_not(facts, pfor=pfor, xla=xla)
 
 

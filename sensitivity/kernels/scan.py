@@ -48,7 +48,7 @@ def build(target: Target, setting: Setting):
         passed = forward(model, windows)
         prediction = model.read(passed.values)
         block = back(passed, first, rows, facts)
-        shape = (setting.windows_per_call, rows, *facts.kept_shape)
+        shape = (setting.windows_per_call, rows, -1, *facts.input_shape[1:])
         return tf.reshape(prediction, (-1, *facts.target_shape)), tf.reshape(block, shape)
 
     return scan

@@ -136,17 +136,17 @@ def tuned(path: str, windows: np.ndarray, threads: int, exhaustive: bool, until:
 
 def one(way: str, path: str, name: str, until: float) -> dict[str, Any]:
     windows = np.load(Path(path).with_suffix(".npy"))
-    from tests.benchmarks import models, others
-
-    if name in models.LONG:
-        size, _ = models.LONG[name]
-        others.SIZES, windows = (size,), windows[:size]
     if way.startswith("jax"):
         os.environ["KERAS_BACKEND"] = "jax"
     if way == "torch":
         os.environ["KERAS_BACKEND"] = "torch"
     from sensitivity import machine
+    from tests.benchmarks import models, others
     from tests.benchmarks.others import jax_rate, torch_rate
+
+    if name in models.LONG:
+        size, _ = models.LONG[name]
+        others.SIZES, windows = (size,), windows[:size]
 
     if way in ("tuner", "exhaustive", "one thread"):
         found = tuned(path, windows, 1 if way == "one thread" else THREADS, way == "exhaustive", until)

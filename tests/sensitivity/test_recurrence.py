@@ -32,7 +32,23 @@ class Positions(layers.Layer):
         return inputs + ops.cast(ops.arange(inputs.shape[1]), inputs.dtype)[None, :, None]
 
 
+class Gaps(layers.Layer):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.supports_masking = True
+
+    def compute_mask(self, inputs, previous=None):
+        return ops.any(inputs != -999.0, -1)
+
+    def call(self, inputs):
+        return inputs * 1.0
+
+
 UNFIT = {
+    "gaps.*masks steps|not_equal": lambda: sequential(SHAPE, Gaps(), layers.LSTM(2)),
+    "no channel axis": lambda: functional(
+        lambda x: [layers.Flatten()(layers.Dense(1)(layers.GRU(2, return_sequences=True)(x))) for _ in range(2)]
+    ),
     "bidirectional.*goes backwards too": lambda: sequential(SHAPE, layers.Bidirectional(layers.LSTM(2))),
     "lstm.*goes backwards": lambda: sequential(SHAPE, layers.LSTM(2, go_backwards=True)),
     "conv1d.*mixes neighbouring steps": lambda: sequential(SHAPE, layers.Conv1D(2, 2, padding="same"), layers.GRU(2)),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from keras import layers, ops
 
 from sensitivity import recurrence
-from sensitivity.candidates import choose, halved
+from sensitivity.candidates import choose, families, halved
 from sensitivity.cells import FEW_ROWS
 from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
@@ -266,6 +266,22 @@ def test_of_outputs_at_the_end_every_kernel_keeps_the_newest_lags(kernel):
     facts = describe_call(model, SHAPE, of="output", dtype="float32", max_lag=2)
     _, found = Tuned(Target(model, facts), Setting(kernel, 4))(windows_of(5))
     assert worst(found, tape_jacobian(model, windows_of(5))[:, :, -3:]) < 1e-5
+
+
+@pytest.mark.parametrize("wanted", [{"kernel": "batch_jacobian"}, {"kernel": "forward"}, {"parallel_iterations": 2}])
+def test_no_other_kernel_is_taken_where_lags_count_from_each_output(deep, wanted):
+    facts = describe_call(deep[0], LONG, of="output", dtype="float32", max_lag=0)
+    with pytest.raises(Refused, match="each output's own step"):
+        choose(SensitivitySection(**wanted), facts, 10**9, 8)
+    assert {setting.kernel for setting in families(SensitivitySection(), facts)} == {"scan"}
+
+
+def test_a_forecast_of_as_many_steps_as_the_window_counts_lags_from_its_end():
+    model = sequential(SHAPE, layers.LSTM(4), layers.Dense(6), layers.Reshape((6, 1)))
+    facts = describe_call(model, SHAPE, of="output", dtype="float32", max_lag=1)
+    assert not facts.by_output_step
+    _, found = Tuned(Target(model, facts), Setting("scan", 4))(windows_of(3))
+    assert worst(found, tape_jacobian(model, windows_of(3))[..., -2:, :]) < 1e-5
 
 
 def test_a_limit_where_lags_mean_nothing_is_refused():
