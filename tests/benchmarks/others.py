@@ -10,10 +10,13 @@ import numpy as np
 
 SIZES = (16, 64, 256, 1024)
 SECONDS, PATIENCE = 1.0, 20.0
+MOST_BYTES = 4 << 30  # of the process, beyond which four times the windows are not tried
 
 
 def best_rate(make: Callable[[int], Callable[[], Any]]) -> float:
-    """Windows a second at the best of `SIZES`; larger ones are left out once a call takes too long."""
+    """Windows a second at the best of `SIZES`; larger ones are left out once a call takes too long, or too much."""
+    from sensitivity.machine import peak_memory
+
     best = 0.0
     for size in SIZES:
         call = make(size)
@@ -25,7 +28,7 @@ def best_rate(make: Callable[[int], Callable[[], Any]]) -> float:
             call()
             seconds.append(time.perf_counter() - began)
         best = max(best, size / float(np.median(seconds)))
-        if time.perf_counter() - start > PATIENCE:
+        if time.perf_counter() - start > PATIENCE or peak_memory() > MOST_BYTES:
             break
     return best
 
