@@ -120,8 +120,9 @@ def jacobian(
         dtype, the result, the compiler and the calls. Of the compiler's 170 MB, what is beyond 340 MB is counted, so
         that from 510 MB on all is. On a GPU it bounds the calls there too. None: half of what is available.
     of: "output", or the name of one of several outputs.
-    max_lag: keep only the newest max_lag + 1 lags, counted back from the window's last step; of a causal recurrent
-        model with an output at every step, from each output's own step, where lags before the window are zero.
+    max_lag: keep only the newest max_lag + 1 lags (all, where there are no more), counted back from the window's last
+        step; of a causal recurrent model with an output at every step, from each output's own step, where lags before
+        the window are zero.
     kernel: "auto", "gradient", "batch_jacobian", "forward" or "scan"; what is left at "auto", as windows_per_call,
         experimental_use_pfor and parallel_iterations, is chosen by timing on these windows, for 3 seconds or a fifth
         of the work, and kept with the model.

@@ -18,7 +18,7 @@ pulled back through the same step s, and gives ∂y_t/∂x_s on the way. So
 
 Cost: with U units, I inputs and n = T·O rows (O outputs a step), T·n/2 row-steps of 4·U·(U + I) multiplications and
 additions for an LSTM (2·U·(U + I) for a GRU), and a step's matrices, which cost about as much as ten rows. The tape
-takes 16·U·(U + I) for each of T·n, and keeps its lists beside. Memory: the states of T steps, the adjoints of one, the
+takes 8·U·(U + I) for each of T·n, and keeps its lists beside. Memory: the states of T steps, the adjoints of one, the
 result. Where T·O/2 is many times the number of states, `blocks` need fewer row-steps. With one output a window (a head
 after the last step) all rows are seeded there, and the walk is the same.
 """
