@@ -19,11 +19,11 @@ _ZERO = tf.UnconnectedGradients.ZERO
 
 
 class Cell(Protocol):
-    """widths: of the states. output_width: U. gates: pre-activations a unit, 0 where they are not known."""
+    """widths: of the states. output_width: U. saved: numbers a step that running keeps, beside inputs and outputs."""
 
     widths: tuple[int, ...]
     output_width: int
-    gates: int
+    saved: int
 
     def run(self, inputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """inputs (B, T, I) → outputs (B, T, U), and the trace: tensors (T, B, …) in any structure."""
@@ -108,95 +108,126 @@ class Gated:
 
     def __init__(self, cell: Any, initial: Callable[[int], list[tf.Tensor]]) -> None:
         self._cell, self._initial = cell, initial
-        self.gates, self._unit = _GATED[type(cell)]
+        self._gate_count, self._unit = _GATED[type(cell)]
         self.output_width = cell.units
         self.widths = (cell.units,) * (2 if type(cell) is keras.layers.LSTMCell else 1)
+        self.saved = cell.units * (self._gate_count + len(self.widths))
 
     def run(self, inputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """In Keras' own order of adding: without XLA the outputs round as the model's, so kinks are passed alike."""
         batch, steps, _ = inputs.shape
-        weights, bias = self._weights()
+        kernel, recurrent = tf.convert_to_tensor(self._cell.kernel), tf.convert_to_tensor(self._cell.recurrent_kernel)
+        with_input, with_state, afterwards = self._biases()
         inputs = tf.transpose(inputs, (1, 0, 2))
 
         def step(s: tf.Tensor, carried: list[tf.Tensor]) -> list[tf.Tensor]:
             _, *states = carried
-            gates = tf.matmul(tf.concat([states[0], inputs[s]], -1), weights) + bias
+            by_input = _sum([tf.matmul(inputs[s], kernel), with_input])
+            by_state = _sum([tf.matmul(states[0], recurrent), with_state])
+            gates = _sum([self._gates(by_input, by_state), afterwards])
             return [gates, *self._unit(self._cell, self._split(gates), states)]
 
-        nothing = tf.zeros((batch, self.gates * self.output_width), inputs.dtype)
+        nothing = tf.zeros((batch, self._gate_count * self.output_width), inputs.dtype)
         gates, *history = _loop(step, [nothing, *self._initial(batch)], steps)
         return tf.transpose(history[0][1:], (1, 0, 2)), (gates[1:], [states[:-1] for states in history])
 
     def pull(self, at: Any, output: tf.Tensor | None, states: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
-        by_gate, by_state = self._diagonals(*at)
         if output is not None:
             states = [states[0] + output, *states[1:]]
-        through = self._by_gates if states[0].shape[1] < FEW_ROWS else self._by_matrices
-        product = through(states, by_gate)
-        before = [_weighted(states, diagonals) for diagonals in by_state]
-        hidden, inputs = product[..., : self.output_width], product[..., self.output_width :]
-        before[0] = hidden if before[0] is None else before[0] + hidden
-        return before, inputs
+        rows = states[0].shape[1]
+        if rows >= FEW_ROWS:
+            return self._by_matrices(at, states)
+        gates, before = (self._one_row if rows == 1 else self._few_rows)(at, states)
+        hidden, inputs = self._through_weights(gates)
+        return [_sum([hidden, before[0]]), *before[1:]], inputs
 
-    def _diagonals(self, gates: tf.Tensor, states: list[tf.Tensor]) -> tuple[list[Any], list[Any]]:
-        """(B, U) of each new state, by gate and by state before the step; None where it does not depend on it."""
-        parts = self._split(gates)
-        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
-            tape.watch((parts, states))
-            after = self._unit(self._cell, parts, states)
-        by_gate, by_state = zip(*(tape.gradient(state, (parts, states)) for state in after), strict=True)
-        return list(zip(*by_gate, strict=True)), list(zip(*by_state, strict=True))
-
-    def _by_matrices(self, states: list[tf.Tensor], by_gate: list[Any]) -> tf.Tensor:
-        """Many rows: Σ_i a_i · M_iᵀ, for which matrices M_i (B, U + I, U) are formed. (B, R, U + I)"""
-        weights = self._split(self._weights()[0])
+    def _by_matrices(self, at: Any, states: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Many rows: Σ_i a_i · M_iᵀ, for which matrices M_i (B, U + I, U) are formed."""
+        by_gate, by_state = self._diagonals(at)
+        weights = self._split(self._weights())
         terms = []
         for adjoint, diagonals in zip(states, zip(*by_gate, strict=True), strict=True):
-            matrix = _sum(w * d[:, None] for w, d in zip(weights, diagonals, strict=True) if d is not None)
+            matrix = _sum(None if d is None else w * d[:, None] for w, d in zip(weights, diagonals, strict=True))
             terms.append(tf.matmul(adjoint, matrix, transpose_b=True))
-        return _sum(terms)
+        both, before = _sum(terms), [_weighted(states, diagonals) for diagonals in by_state]
+        hidden, inputs = both[..., : self.output_width], both[..., self.output_width :]
+        return [_sum([hidden, before[0]]), *before[1:]], inputs
 
-    def _by_gates(self, states: list[tf.Tensor], by_gate: list[Any]) -> tf.Tensor:
-        """Few rows: the gates' adjoints (B, R, G·U), times the weights that all windows share. (B, R, U + I)"""
-        batch, rows, _ = states[0].shape
-        gates = tf.concat([_weighted(states, diagonals) for diagonals in by_gate], -1)
-        product = tf.matmul(tf.reshape(gates, (batch * rows, -1)), self._weights()[0], transpose_b=True)
-        return tf.reshape(product, (batch, rows, -1))
+    def _few_rows(self, at: Any, states: list[tf.Tensor]) -> tuple[list[Any], list[Any]]:
+        """The adjoints (B, R, U) of the gates, and those of the states before the step beside what the gates give."""
+        by_gate, by_state = self._diagonals(at)
+        return [_weighted(states, d) for d in by_gate], [_weighted(states, d) for d in by_state]
 
-    def _weights(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """R over W (U + I, G·U), and b (G·U). The GRU's candidate sees the state by one gate, the input by another."""
-        cell = self._cell
-        kernel, recurrent = tf.convert_to_tensor(cell.kernel), tf.convert_to_tensor(cell.recurrent_kernel)
-        bias = tf.zeros_like(kernel[0]) if cell.bias is None else tf.convert_to_tensor(cell.bias)
-        if type(cell) is not keras.layers.GRUCell:
-            return tf.concat([recurrent, kernel], 0), bias
-        of_input, of_state = (bias[0], bias[1]) if cell.bias is not None else (bias, bias)
-        units = cell.units
+    def _one_row(self, at: Any, states: list[tf.Tensor]) -> tuple[list[Any], list[Any]]:
+        """The same by one vector-Jacobian product of φ: no diagonals, each of which would be one itself."""
+        given, after, tape = self._taped(at)
+        found = tape.gradient(after, given, [tf.squeeze(adjoint, 1) for adjoint in states])
+        gates, before = ([None if a is None else a[:, None] for a in part] for part in found)
+        return gates, before
 
-        def apart(weights: tf.Tensor, *, is_state: bool) -> tf.Tensor:
-            common, own, none = (
-                weights[..., : 2 * units],
-                weights[..., 2 * units :],
-                tf.zeros_like(weights[..., :units]),
-            )
-            return tf.concat([common, none, own] if is_state else [common, own, none], -1)
+    def _diagonals(self, at: Any) -> tuple[list[Any], list[Any]]:
+        """φ's (B, U), of each new state, by gate and by state before the step; None where it does not depend on it."""
+        given, after, tape = self._taped(at)
+        by_gate, by_state = zip(*(tape.gradient(state, given) for state in after), strict=True)
+        return list(zip(*by_gate, strict=True)), list(zip(*by_state, strict=True))
 
-        both = tf.concat([apart(recurrent, is_state=True), apart(kernel, is_state=False)], 0)
-        return both, apart(of_input, is_state=False) + apart(of_state, is_state=True)
+    def _taped(self, at: Any) -> tuple[Any, list[tf.Tensor], tf.GradientTape]:
+        gates, before = at
+        given = (self._split(gates), before)
+        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+            tape.watch(given)
+            after = self._unit(self._cell, *given)
+        return given, after, tape
+
+    def _through_weights(self, gates: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        """The gates' adjoints, times the weights that all windows share: of h (B, R, U), of x (B, R, I)."""
+        batch, rows, units = gates[0].shape
+        flat = tf.reshape(tf.concat(gates, -1), (batch * rows, -1))
+        both = tf.reshape(tf.matmul(flat, self._weights(), transpose_b=True), (batch, rows, -1))
+        return both[..., :units], both[..., units:]
+
+    def _weights(self) -> tf.Tensor:
+        """R over W (U + I, G·U)."""
+        kernel, recurrent = tf.convert_to_tensor(self._cell.kernel), tf.convert_to_tensor(self._cell.recurrent_kernel)
+        return tf.concat([self._gates(None, recurrent), self._gates(kernel, None)], 0)
+
+    def _gates(self, by_input: tf.Tensor | None, by_state: tf.Tensor | None) -> tf.Tensor:
+        """The gates that W·x and R·h (…, columns) add up to, None being zero: (…, G·U).
+
+        The GRU's candidate takes the two apart, as two gates.
+        """
+        if type(self._cell) is not keras.layers.GRUCell:
+            return _sum([by_input, by_state])
+        shared = 2 * self._cell.units
+        common = _sum(None if part is None else part[..., :shared] for part in (by_input, by_state))
+        own = [None if part is None else part[..., shared:] for part in (by_input, by_state)]
+        nothing = tf.zeros_like(own[0] if own[1] is None else own[1])
+        return tf.concat([common, *(nothing if part is None else part for part in own)], -1)
+
+    def _biases(self) -> tuple[tf.Tensor | None, tf.Tensor | None, tf.Tensor | None]:
+        """What is added to W·x, to R·h, and to their sum."""
+        bias, kind = self._cell.bias, type(self._cell)
+        if bias is None:
+            return None, None, None
+        if kind is keras.layers.GRUCell:
+            return bias[0], bias[1], None
+        last = kind is keras.layers.LSTMCell and self._cell.implementation != 1
+        return (None, None, bias) if last else (bias, None, None)
 
     def _split(self, gates: tf.Tensor) -> list[tf.Tensor]:
-        return tf.split(gates, self.gates, -1)
+        return tf.split(gates, self._gate_count, -1)
 
 
 def _weighted(adjoints: list[tf.Tensor], diagonals: Any) -> Any:
     """Σ_i a_i·diag(d_i): adjoints (B, R, U) and diagonals (B, U) → (B, R, U), None of none"""
-    return _sum(a * d[:, None] for a, d in zip(adjoints, diagonals, strict=True) if d is not None)
+    return _sum(None if d is None else a * d[:, None] for a, d in zip(adjoints, diagonals, strict=True))
 
 
 def _sum(terms: Any) -> Any:
-    """Their sum; None of none."""
+    """Their sum, None being zero."""
     total = None
     for term in terms:
-        total = term if total is None else total + term
+        total = term if total is None else total if term is None else total + term
     return total
 
 
@@ -206,13 +237,12 @@ def _sum(terms: Any) -> Any:
 class AnyCell:
     """A cell of which only `call(inputs, states)` is known: a step is pulled back by automatic differentiation."""
 
-    gates = 0
-
     def __init__(self, cell: Any, initial: Callable[[int], list[tf.Tensor]]) -> None:
         self._cell, self._initial = cell, initial
         self._structure = cell.state_size
         self.widths = tuple(keras.tree.flatten(cell.state_size))
         self.output_width = getattr(cell, "output_size", None) or self.widths[0]
+        self.saved = self.output_width + 2 * sum(self.widths)
 
     def run(self, inputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
         batch, steps, _ = inputs.shape

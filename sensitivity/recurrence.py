@@ -131,7 +131,7 @@ class Recurrence:
         outputs = target_size // steps if self.is_sequence else 0
         between = [call for call in self.inner if not call.is_recurrent]
         read = [call for call in self.calls if not call.is_recurrent and call not in between]
-        kept = [inputs + sum(cell.widths) + (cell.gates + 1) * cell.output_width for inputs, cell in cells]
+        kept = [inputs + cell.saved + cell.output_width for inputs, cell in cells]
         return ScanFacts(
             outputs=outputs,
             states=sum(sum(cell.widths) for _, cell in cells),
