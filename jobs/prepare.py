@@ -86,7 +86,7 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) 
     model = load_model(job.model, job.directory, job.run.dtype)
     require_stateless(model)
     asked = job.sensitivity
-    facts = describe(model, job.windows, len(found.features), of=asked.of, dtype=job.run.dtype, max_lag=asked.max_lag)
+    facts = describe(model, job.windows, len(found.features), of=asked.of, dtype=job.run.dtype, **asked.selection)
     known = fingerprint(model)
     free = None if resume else _free_bytes(path)
     layout, workers = lay_out(job, found, facts, resources)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
@@ -75,6 +76,8 @@ def jacobian(
     memory: str | int | None = None,
     *,
     of: str = "output",
+    output_steps: Sequence[int] | str | None = None,
+    outputs: Sequence[str | int] | None = None,
     max_lag: int | None = None,
     kernel: str = "auto",
     windows_per_call: int | Literal["auto"] = "auto",
@@ -91,6 +94,8 @@ def jacobian(
     memory: str | int | None = None,
     *,
     of: str = "output",
+    output_steps: Sequence[int] | str | None = None,
+    outputs: Sequence[str | int] | None = None,
     max_lag: int | None = None,
     kernel: str = "auto",
     windows_per_call: int | Literal["auto"] = "auto",
@@ -106,6 +111,8 @@ def jacobian(
     memory: str | int | None = None,
     *,
     of: str = "output",
+    output_steps: Sequence[int] | str | None = None,
+    outputs: Sequence[str | int] | None = None,
     max_lag: int | None = None,
     kernel: str = "auto",
     windows_per_call: int | Literal["auto"] = "auto",
@@ -120,6 +127,8 @@ def jacobian(
         dtype, the result, the compiler and the calls. Of the compiler's 170 MB, what is beyond 340 MB is counted, so
         that from 510 MB on all is. On a GPU it bounds the calls there too. None: half of what is available.
     of: "output", or the name of one of several outputs.
+    output_steps: only of these output steps, rising, negative ones from the end; or a slice of them, such as "10:".
+    outputs: only of these of the target's channels, by number or by the names that a job gives them, in their order.
     max_lag: keep only the newest max_lag + 1 lags (all, where there are no more), counted back from the window's last
         step; of a causal recurrent model with an output at every step, from each output's own step, where lags before
         the window are zero.
@@ -138,6 +147,8 @@ def jacobian(
     """
     wanted = _wanted(
         of=of,
+        output_steps=output_steps,
+        outputs=outputs,
         max_lag=max_lag,
         kernel=kernel,
         windows_per_call=windows_per_call,
@@ -201,11 +212,11 @@ def _source(windows: Any, dtype: str) -> np.ndarray:
 def _described(model: keras.Model, source: np.ndarray, wanted: SensitivitySection, store: _Kept) -> Target:
     """The target, proved on these windows to have a Jacobian of each, the first time."""
     of = wanted.of
-    key = (source.shape[1:], of, wanted.max_lag, str(source.dtype))
+    key = (source.shape[1:], of, *wanted.selection.values(), str(source.dtype))
     facts = store.facts.get(key)
     if facts is None:
         require_stateless(model)
-        facts = describe_call(model, source.shape[1:], of=of, dtype=str(source.dtype), max_lag=wanted.max_lag)
+        facts = describe_call(model, source.shape[1:], of=of, dtype=str(source.dtype), **wanted.selection)
         if len(source):
             require_independent(Target(model, facts, of), few(source))
             store.facts[key] = facts

@@ -21,7 +21,7 @@ from .errors import Refused
 from .layers import calls_wrapped, leaf_layers
 from .loading import cast
 from .model import Target
-from .products import contracted, jvp, newest, relative_error, require_agreement, vjp
+from .products import Seen, contracted, jvp, relative_error, require_agreement, vjp
 
 SAMPLES = 5
 COUPLING_TOLERANCE = 1e-6
@@ -56,17 +56,18 @@ def audit(target: Target, kernel: Callable[[np.ndarray], tuple[np.ndarray, np.nd
     The model is one that `require_independent` lets pass: products cannot tell a Jacobian that is meaningless.
     """
     samples = few(windows).reshape(-1, *target.facts.input_shape)
+    seen = Seen.of(target.facts, len(samples))
     with failures_refused("differentiated"):
         prediction, jacobian = kernel(samples)
-        vector = np.random.default_rng(0).standard_normal(prediction.shape).astype(samples.dtype)
+        vector = seen.vectors(np.random.default_rng(0).standard_normal(prediction.shape).astype(samples.dtype))
         expected = vjp(target, samples, vector)
-    rows = newest(jacobian, target.facts)
+    rows = seen.rows(jacobian)
     product = contracted(vector, rows)
-    vjp_error = relative_error(product, _flat(expected[:, -target.facts.lags :]))
+    vjp_error = relative_error(product, seen.steps(expected))
     require_agreement("a Jacobian", vjp_error)
-    jvp_error = _jvp_error(target, samples, rows)
+    jvp_error = _jvp_error(target, samples, rows, seen)
     finite = np.abs(jacobian[np.isfinite(jacobian)])
-    difference = _difference_error(target, samples, vector, product)
+    difference = _difference_error(target, samples, vector, product, seen)
     return Audit(vjp_error, jvp_error, difference, float(finite.max(initial=0.0)), int(jacobian.size - finite.size))
 
 
@@ -187,43 +188,39 @@ def _refused(culprit: str, what: str, remedy: str) -> Refused:
     )
 
 
-def _jvp_error(target: Target, samples: np.ndarray, rows: np.ndarray) -> float | None:
+def _jvp_error(target: Target, samples: np.ndarray, rows: np.ndarray, seen: Seen) -> float | None:
     """Of the kernel's product with a random direction, in units of each input's spread; None without forward mode.
 
     rows: `(sample, target_size, kept_size)`.
     """
-    direction = _recent(target, (_spread(samples) * _noise(samples.shape)).astype(samples.dtype))
+    direction = seen.directions((_spread(samples) * _noise(samples.shape)).astype(samples.dtype))
     try:
-        expected = _flat(jvp(target, samples, direction))
+        expected = _flat(seen.vectors(jvp(target, samples, direction)))
     except Exception:  # an operation that has a gradient and no forward mode: each says so in words of its own
         return None
-    return relative_error(np.einsum("nrs,ns->nr", rows, _flat(direction[:, -target.facts.lags :])), expected)
+    return relative_error(np.einsum("nrs,ns->nr", rows, seen.steps(direction)), expected)
 
 
-def _difference_error(target: Target, samples: np.ndarray, vector: np.ndarray, product: np.ndarray) -> float | None:
+def _difference_error(
+    target: Target, samples: np.ndarray, vector: np.ndarray, product: np.ndarray, seen: Seen
+) -> float | None:
     """vectorᵀ · Jacobian · direction against (f(x + h·direction) − f(x − h·direction)) / 2h in float64.
 
     The median over samples: a kink of a ReLU between the two points spoils one sample, a wrong Jacobian all.
     """
     try:
         twin = Target(cast(target.model, "float64"), target.facts, target.of)
-        direction = _recent(target, _spread(samples) * np.random.default_rng(1).standard_normal(samples.shape))
+        direction = seen.directions(_spread(samples) * np.random.default_rng(1).standard_normal(samples.shape))
         ahead, behind = (
             twin(tf.constant(samples.astype(np.float64) + sign * _STEP * direction)).numpy() for sign in (1, -1)
         )
     except Exception:  # no float64 twin: a custom class, or an op without a float64 kernel
         return None
     expected = _flat((ahead - behind) * vector).sum(axis=1) / (2 * _STEP)
-    found = (product * _flat(direction[:, -target.facts.lags :])).sum(axis=1)
+    found = (product * seen.steps(direction)).sum(axis=1)
     scale = float(np.abs(expected).max()) or 1.0
     error = float(np.median(np.abs(found - expected)) / scale)
     return error if np.isfinite(error) else None
-
-
-def _recent(target: Target, direction: np.ndarray) -> np.ndarray:
-    """The direction within the lags that the Jacobian keeps, zero beyond them."""
-    direction[:, : -target.facts.lags] = 0
-    return direction
 
 
 def _spread(samples: np.ndarray) -> np.ndarray:

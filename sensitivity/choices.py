@@ -22,7 +22,7 @@ def purpose(fingerprint: dict[str, str], facts: CallFacts, wanted: SensitivitySe
         "kind": kind,
         "model": fingerprint,
         "of": wanted.of,
-        "max_lag": wanted.max_lag,
+        **wanted.model_dump(mode="json", include={"output_steps", "outputs", "max_lag"}),
         "asked": wanted.knobs,
         "input_shape": list(facts.input_shape),
         "target_shape": list(facts.target_shape),

@@ -2,12 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from .errors import Refused
 from .layers import keras
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Of a target's steps and channels, the numbers of those that are wanted, rising; None: all."""
+
+    steps: tuple[int, ...] | None = None
+    channels: tuple[int, ...] | None = None
+
+    def of(self, target: tf.Tensor) -> tf.Tensor:
+        """`(batch[, step][, channel])` → the same of those that are wanted"""
+        if self.steps is not None:
+            target = tf.gather(target, self.steps, axis=1)
+        return self.channels_of(target)
+
+    def channels_of(self, target: tf.Tensor) -> tf.Tensor:
+        """The same of any steps: the last axis alone is chosen from."""
+        return target if self.channels is None else tf.gather(target, self.channels, axis=-1)
+
+
+def select(steps: int, names: Sequence[str], wanted_steps: Any, wanted_names: Any) -> Selection:
+    """What is wanted of a target of so many steps and channels of these names: numbers (from the end, where negative)
+    or a slice such as "10:" of steps, numbers or names of channels; None: all. Raises `Refused`.
+    """
+    return Selection(_selected_steps(steps, wanted_steps), _selected_channels(names, wanted_names))
+
+
+def _selected_steps(steps: int, wanted: Any) -> tuple[int, ...] | None:
+    if wanted is None:
+        return None
+    if isinstance(wanted, str):
+        start, stop, step = (int(part) if part else None for part in (wanted + "::").split(":")[:3])
+        found = tuple(range(steps))[slice(start, stop, step)]
+    else:
+        found = tuple(step + steps if step < 0 else step for step in wanted)
+    if not _rises(found, steps):
+        raise Refused(
+            "sensitivity.output_steps",
+            given=f"{wanted!r}, of a model with {steps} output step{'s' if steps > 1 else ''}",
+            allowed=f"numbers from 0 to {steps - 1}, or from the end, -{steps} to -1, rising, each once; or a slice of "
+            'them such as "10:" or "::24"',
+            remedy="leave it out for all steps",
+        )
+    return None if len(found) == steps else found
+
+
+def _selected_channels(names: Sequence[str], wanted: Any) -> tuple[int, ...] | None:
+    if wanted is None:
+        return None
+    found = tuple(names.index(name) if name in names else name for name in wanted)
+    if not _rises(found, len(names)):
+        raise Refused(
+            "sensitivity.outputs",
+            given=f"{list(wanted)!r}",
+            allowed=f"{', '.join(names)}, or their numbers from 0, in the model's order, each once",
+            remedy="leave it out for all outputs",
+        )
+    return None if len(found) == len(names) else found
+
+
+def _rises(numbers: tuple[Any, ...], count: int) -> bool:
+    """Whether they are one or more numbers below `count`, rising."""
+    inside = all(isinstance(number, int) and 0 <= number < count for number in numbers)
+    return bool(numbers) and inside and all(a < b for a, b in zip(numbers, numbers[1:], strict=False))
 
 
 def heads(model: keras.Model, result: Any, of: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from .errors import Refused, RefusedTogether
 
@@ -19,7 +19,17 @@ Positive = Annotated[int, Field(ge=1)]
 SERIES_FORMATS = (".csv", ".csv.gz", ".parquet", ".nc", ".zarr", ".npy")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(:([1-9]\d*)?)?")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B\s*", re.IGNORECASE)
+
+
+def _listed(given: Any) -> Any:
+    """A list, of NumPy's numbers too, as what a frozen section can hold."""
+    given = given.tolist() if hasattr(given, "tolist") else given
+    return tuple(given) if isinstance(given, (list, range)) else given
+
+
+Listed = BeforeValidator(_listed)
 
 
 class Section(BaseModel):
@@ -99,9 +109,15 @@ class WindowsSection(Section):
 
 
 class SensitivitySection(Section):
-    """d(of) / d(wrt), and how to compute it. max_lag: only of lags up to it; None: of all."""
+    """d(of) / d(wrt), and how to compute it.
+
+    output_steps, outputs: only of these steps (numbers, or a slice as text) and channels (names or numbers); None: of
+    all. max_lag: only of lags up to it; None: of all.
+    """
 
     of: str = "output"
+    output_steps: Annotated[Annotated[tuple[int, ...], Listed] | str, Field(min_length=1)] | None = None
+    outputs: Annotated[tuple[str | int, ...], Listed, Field(min_length=1)] | None = None
     wrt: Literal["input"] = "input"
     kernel: Literal["auto", "gradient", "batch_jacobian", "forward", "scan"] = "auto"
     windows_per_call: Positive | Auto = "auto"
@@ -112,10 +128,22 @@ class SensitivitySection(Section):
     @property
     def knobs(self) -> dict[str, Any]:
         """How to compute it, without what."""
-        return self.model_dump(exclude={"of", "wrt", "max_lag"})
+        return self.model_dump(exclude={"of", "output_steps", "outputs", "wrt", "max_lag"})
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """Of which outputs and lags."""
+        return self.model_dump(include={"output_steps", "outputs", "max_lag"})
 
     @model_validator(mode="after")
     def _consistent(self) -> SensitivitySection:
+        if isinstance(self.output_steps, str) and not _SLICE.fullmatch(self.output_steps):
+            raise Refused(
+                "sensitivity.output_steps",
+                given=f'"{self.output_steps}"',
+                allowed='a list of steps, or a slice of them such as "10:", ":-1" or "::24"',
+                remedy="leave it out for all steps",
+            )
         tape_knobs = {self.experimental_use_pfor, self.parallel_iterations} != {"auto"}
         if self.kernel in ("gradient", "scan") and tape_knobs:
             raise Refused(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,10 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from .errors import Refused
-from .heads import heads, joined, labels, require_floating, steps_and_channels
+from .heads import Selection, heads, joined, labels, require_floating, select, steps_and_channels
 from .job import WindowsSection
 from .layers import calls_wrapped, keras, leaf_layers, steps_folded
-from .recurrence import ScanFacts, Unfit, recurrence
+from .recurrence import Unfit, recurrence
+from .walks import ScanFacts, Walk, of_all_lags, of_last_lags
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class CallFacts:
     recurrent: (steps, units) of each recurrent layer.
     scan: what walking back through a causal recurrent model takes; None for others, and `no_scan` says why.
     max_lag: the Jacobian is wanted of lags up to it alone; None: of all.
+    selection: the outputs that it is wanted of, which `target_shape` is the shape of.
     smooth: the derivative has no jumps, as far as the graph's operations tell (a ReLU's has one).
     operations: in the graph of the forward pass; an unrolled loop has thousands.
     """
@@ -39,6 +41,7 @@ class CallFacts:
     scan: ScanFacts | None
     no_scan: str
     max_lag: int | None
+    selection: Selection
     smooth: bool
     operations: int
     dtype: str
@@ -74,6 +77,24 @@ class CallFacts:
         return every_step and self.max_lag is not None
 
     @property
+    def output_at(self) -> Sequence[int]:
+        """The window's steps that outputs are of, where the model has one at each: rising."""
+        chosen = self.selection.steps if len(self.target_shape) == 2 else self.selection.channels
+        return range(self.input_shape[0]) if chosen is None else chosen
+
+    def walk(self, rows: int) -> Walk:
+        """How a scan walks back for so many outputs a call."""
+        steps = self.input_shape[0]
+        if self.scan is None:
+            raise ValueError(f"no scan serves this model: {self.no_scan}")
+        if not self.by_output_step:
+            whole = rows == self.target_size
+            return of_all_lags(self.scan, steps, rows) if whole else Walk("whole", steps)
+        at, count = self.output_at, rows // self.scan.outputs
+        before = min(self.lags - 1, at[0] if count == len(at) else steps - count)
+        return of_last_lags(self.scan, self.lags, count, before, apart=at[-1] - at[0] >= len(at))
+
+    @property
     def itemsize(self) -> int:
         return np.dtype(self.dtype).itemsize
 
@@ -94,8 +115,10 @@ class ModelFacts(CallFacts):
     def from_json(cls, content: dict[str, Any]) -> ModelFacts:
         content = {"scan": None, "no_scan": "a run of an earlier version", "max_lag": None, **content}
         lists = {name: tuple(content[name]) for name in ("input_shape", "target_shape", "outputs")}
+        lists["recurrent"] = tuple(map(tuple, content["recurrent"]))
+        chosen = {name: None if part is None else tuple(part) for name, part in content["selection"].items()}
         scan = ScanFacts(**content["scan"]) if content["scan"] else None
-        return cls(**{**content, **lists, "recurrent": tuple(map(tuple, content["recurrent"])), "scan": scan})
+        return cls(**{**content, **lists, "scan": scan, "selection": Selection(**chosen)})
 
 
 @dataclass(frozen=True)
@@ -108,7 +131,7 @@ class Target:
 
     def __call__(self, windows: tf.Tensor) -> tf.Tensor:
         # No `training=`: it would override what a model was built with, and hide it from the audit.
-        return joined(heads(self.model, self.model(windows), self.of))
+        return self.facts.selection.of(joined(heads(self.model, self.model(windows), self.of)))
 
 
 def describe(
@@ -118,40 +141,53 @@ def describe(
     *,
     of: str = "output",
     dtype: str = "float32",
-    max_lag: int | None = None,
+    **wanted: Any,
 ) -> ModelFacts:
-    """The model's facts for windows of `features` columns. Raises `Refused` where model and windows disagree."""
+    """The model's facts for windows of `features` columns. Raises `Refused` where model and windows disagree.
+
+    wanted: `max_lag`, `output_steps` and `outputs`, as in a job file.
+    """
     declared = _declared_input(model)
     length = _window_length(declared, windows, features)
     flat = declared is not None and len(declared) == 1
-    call, found = _run_once(model, (length * features,) if flat else (length, features), of, dtype, max_lag)
-    shapes = {name: steps_and_channels(head) for name, head in found.items()}
-    outputs = tuple(label for name, (_, channels) in shapes.items() for label in labels(name, channels))
-    steps = next(iter(shapes.values()))[0]
+    call, steps, names = _run_once(model, (length * features,) if flat else (length, features), of, dtype, **wanted)
+    chosen = call.selection
+    outputs = names if chosen.channels is None else tuple(names[channel] for channel in chosen.channels)
+    steps = steps if chosen.steps is None else len(chosen.steps)
     return ModelFacts(**vars(call), length=length, features=features, output_steps=steps, outputs=outputs)
 
 
-def describe_call(
-    model: keras.Model, input_shape: tuple[int, ...], *, of: str, dtype: str, max_lag: int | None = None
-) -> CallFacts:
-    """The facts of a call on `(batch, *input_shape)`, whatever its axes mean."""
-    return _run_once(model, input_shape, of, dtype, max_lag)[0]
+def describe_call(model: keras.Model, input_shape: tuple[int, ...], *, of: str, dtype: str, **wanted: Any) -> CallFacts:
+    """The facts of a call on `(batch, *input_shape)`, whatever its axes mean; `wanted` as for `describe`."""
+    return _run_once(model, input_shape, of, dtype, **wanted)[0]
 
 
 def _run_once(
-    model: keras.Model, shape: tuple[int, ...], of: str, dtype: str, max_lag: int | None
-) -> tuple[CallFacts, dict[str, Any]]:
+    model: keras.Model,
+    shape: tuple[int, ...],
+    of: str,
+    dtype: str,
+    max_lag: int | None = None,
+    output_steps: Any = None,
+    outputs: Any = None,
+) -> tuple[CallFacts, int, tuple[str, ...]]:
+    """The facts, and all the steps and names of its outputs."""
     result, activations, graph = _forward(model, np.zeros((2, *shape), dtype), shape)
     found = heads(model, result, of)
     require_floating(found)
-    target_shape = tuple(joined(found).shape[1:])
-    scan, no_scan = _scan(model, shape, of, dtype, math.prod(target_shape))
+    shapes = {name: steps_and_channels(head) for name, head in found.items()}
+    steps = next(iter(shapes.values()))[0]
+    names = tuple(label for name, (_, channels) in shapes.items() for label in labels(name, channels))
+    selection = select(steps, names, output_steps, outputs)
+    target_shape = tuple(selection.of(joined(found)).shape[1:])
+    scan, no_scan = _scan(model, shape, of, dtype, target_shape)
     facts = CallFacts(
         input_shape=shape,
         target_shape=target_shape,
         scan=scan,
         no_scan=no_scan,
         max_lag=max_lag,
+        selection=selection,
         parameters=model.count_params(),
         activations=activations,
         recurrent=tuple(_recurrent(model, shape[0])),
@@ -159,11 +195,11 @@ def _run_once(
         operations=len(graph),
         dtype=dtype,
     )
-    _require_lags(facts)
-    return facts, found
+    _require_lags(facts, steps)
+    return facts, steps, names
 
 
-def _require_lags(facts: CallFacts) -> None:
+def _require_lags(facts: CallFacts, output_steps: int) -> None:
     """Refuse a `max_lag` where lags have no meaning."""
     if facts.max_lag is None:
         return
@@ -174,7 +210,7 @@ def _require_lags(facts: CallFacts) -> None:
             allowed="models that take (batch, lag, feature)",
             remedy="leave it out, or wrap the model in one that takes (lag, feature) and reshapes",
         )
-    every_step = len(facts.target_shape) == 2 and facts.target_shape[0] == facts.input_shape[0] > 1
+    every_step = len(facts.target_shape) == 2 and output_steps == facts.input_shape[0] > 1
     if every_step and facts.scan is None:
         raise Refused(
             "sensitivity.max_lag",
@@ -185,10 +221,10 @@ def _require_lags(facts: CallFacts) -> None:
 
 
 def _scan(
-    model: keras.Model, shape: tuple[int, ...], of: str, dtype: str, target_size: int
+    model: keras.Model, shape: tuple[int, ...], of: str, dtype: str, target_shape: tuple[int, ...]
 ) -> tuple[ScanFacts | None, str]:
     try:
-        return recurrence(model, shape, of, dtype).facts(target_size, shape[0]), ""
+        return recurrence(model, shape, of, dtype).facts(target_shape), ""
     except Unfit as reason:
         return None, str(reason)
     except Exception as error:  # whatever a user's layer raises when it is called out of its place

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from . import walks
 from .errors import Refused
 from .job import Job
 from .series import Survey, Windows
@@ -253,24 +254,11 @@ def call_memory(facts: CallFacts, setting: Setting) -> int:
 
 
 def _scan_numbers(facts: CallFacts, setting: Setting) -> int:
-    """Of one window: what the forward pass keeps, the rows' adjoints with what they become, the result thrice.
-
-    Blocks of steps, walked side by side, keep all that a second time, and have rows for their states.
-    """
-    scan, steps = facts.scan, facts.input_shape[0]
-    assert scan is not None
-    rows = setting.outputs_per_call or facts.target_size
-    kept, result = steps * (scan.saved + 2 * scan.seeds), 3 * rows * (facts.kept_size + 1)
-    if not scan.outputs:
-        kept += 2 * facts.target_size * scan.head
-    by_lag = facts.by_output_step
-    length = scan.length_by_lag(steps) if by_lag else scan.length_of_all(steps) if rows == facts.target_size else None
-    if length is None:
-        return kept + 4 * rows * scan.row + 2 * scan.matrices + result
-    seen = min(steps, rows // scan.outputs + facts.lags) if by_lag else steps
-    blocks = -(-seen // length)
-    joined = blocks * scan.states * (scan.states + length * facts.source_size // steps)
-    return 2 * kept + 4 * (rows + blocks * scan.states) * scan.row + 2 * blocks * scan.matrices + joined + result
+    if facts.scan is None:
+        raise ValueError(f"no scan serves this model: {facts.no_scan}")
+    rows, steps = setting.outputs_per_call or facts.target_size, facts.input_shape[0]
+    features = facts.source_size // steps
+    return walks.numbers(facts.scan, facts.walk(rows), steps, features, rows, facts.lags)
 
 
 def at_once(facts: CallFacts, setting: Setting) -> int:

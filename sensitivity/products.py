@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import tensorflow as tf
 
@@ -36,21 +38,62 @@ def contracted(vectors: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
     return np.einsum("nr,nrs->ns", flat, jacobian.reshape(*flat.shape, -1))
 
 
-def newest(jacobian: np.ndarray, facts: CallFacts) -> np.ndarray:
-    """∂ outputs / ∂ the window's last `lags` steps, `(batch, target_size, kept_size)`: whole even where `max_lag` cuts.
+@dataclass(frozen=True)
+class Seen:
+    """What of a Jacobian that `max_lag` cuts can be compared with products of the whole.
 
-    What is kept by each output's own lags holds all that later outputs have of the last `lags` steps.
+    firsts: of each sample, the first of `lags` steps of the window by which outputs are compared. Where lags count back
+    from each output's own step, only outputs of these steps are: all that they have of them is kept.
     """
-    rows = jacobian.reshape(len(jacobian), facts.target_size, facts.kept_size)
-    if not facts.by_output_step:
-        return rows
-    steps, lags = facts.input_shape[0], facts.lags
-    by_lag = jacobian.reshape(len(jacobian), steps, -1, lags, facts.kept_size // lags)
-    by_step = np.zeros_like(by_lag)
-    for output_step in range(max(0, steps - lags), steps):
-        seen = output_step - (steps - lags) + 1
-        by_step[:, output_step, :, :seen] = by_lag[:, output_step, :, lags - seen :]
-    return by_step.reshape(rows.shape)
+
+    facts: CallFacts
+    firsts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, facts: CallFacts, samples: int) -> Seen:
+        """The newest steps; with lags of each output's own, the newest, the oldest and others at random."""
+        last = facts.input_shape[0] - facts.lags
+        if not facts.by_output_step:
+            return cls(facts, (last,) * samples)
+        at = facts.output_at
+        ends = [at[-1], at[0], *np.random.default_rng(0).choice(list(at), samples).tolist()]
+        return cls(facts, tuple(min(max(0, end - facts.lags + 1), last) for end in ends[:samples]))
+
+    def vectors(self, vectors: np.ndarray) -> np.ndarray:
+        """`(batch, *target_shape)`, zero for outputs that are not compared."""
+        if not self.facts.by_output_step:
+            return vectors
+        at = np.array(self.facts.output_at)
+        kept = [(at >= first) & (at < first + self.facts.lags) for first in self.firsts]
+        return vectors * np.array(kept, vectors.dtype)[..., None]
+
+    def directions(self, directions: np.ndarray) -> np.ndarray:
+        """`(batch, *input_shape)`, zero for steps that are not compared."""
+        found = np.zeros_like(directions)
+        for sample, first in enumerate(self.firsts):
+            found[sample, first : first + self.facts.lags] = directions[sample, first : first + self.facts.lags]
+        return found
+
+    def steps(self, windows: np.ndarray) -> np.ndarray:
+        """`(batch, *input_shape)` → `(batch, kept_size)`, the steps that are compared."""
+        lags = self.facts.lags
+        cut = [window[first : first + lags].ravel() for window, first in zip(windows, self.firsts, strict=True)]
+        return np.stack(cut)
+
+    def rows(self, jacobian: np.ndarray) -> np.ndarray:
+        """`(batch, *target_shape, *kept_shape)` → `(batch, target_size, kept_size)`, by the steps that are compared."""
+        facts, lags = self.facts, self.facts.lags
+        rows = jacobian.reshape(len(jacobian), facts.target_size, facts.kept_size)
+        if not facts.by_output_step:
+            return rows
+        by_lag = jacobian.reshape(len(jacobian), len(facts.output_at), -1, lags, facts.kept_size // lags)
+        by_step = np.zeros_like(by_lag)
+        for sample, first in enumerate(self.firsts):
+            for number, step in enumerate(facts.output_at):
+                seen = step - first + 1
+                if 0 < seen <= lags:
+                    by_step[sample, number, :, :seen] = by_lag[sample, number, :, lags - seen :]
+        return by_step.reshape(rows.shape)
 
 
 def require_agreement(kernel: str, error: float) -> None:

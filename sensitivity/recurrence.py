@@ -19,10 +19,9 @@ import tensorflow as tf
 from .cells import Cell, cells_of
 from .heads import heads, joined
 from .layers import keras
+from .walks import ScanFacts
 
 WINDOW = 0
-LEAST_LENGTH, MOST_JOINED = 16, 16  # steps of a block; blocks that are joined each with each
-WORTH = 1.4  # times the rows a step of a walk over blocks are worth joining for
 _TOLERANCE = 1e-4
 _NUMBERS = 0.1  # of what a call gives for random numbers, at least
 _CONVOLUTIONS = ("Conv1D", "DepthwiseConv1D", "SeparableConv1D", "Conv1DTranspose")
@@ -32,34 +31,6 @@ _KERAS_CALLS, _KERAS_LOOPS = {kind.call for kind in _RECURRENT}, {kind.inner_loo
 
 class Unfit(ValueError):
     """Why a model is not one causal cell, with the layer's name."""
-
-
-@dataclass(frozen=True)
-class ScanFacts:
-    """What a walk back takes, in numbers a window.
-
-    outputs: that an output step has; 0 where all are of the last step. states: in all cells. saved: kept of each step
-    by the forward pass. seeds: of each step, where it has outputs. head: of one output after the last step. row: of one
-    row's adjoints. matrices: of one step's.
-    """
-
-    outputs: int
-    states: int
-    saved: int
-    seeds: int
-    head: int
-    row: int
-    matrices: int
-
-    def length_by_lag(self, steps: int) -> int:
-        """Steps of blocks that are walked side by side and then joined with their neighbours."""
-        return min(steps, max(LEAST_LENGTH, self.states // self.outputs))
-
-    def length_of_all(self, steps: int) -> int | None:
-        """The same where each is joined with each; None where one walk over all steps has fewer rows a step."""
-        length = -(-steps // MOST_JOINED)
-        rows = self.states + length * self.outputs / 2
-        return length if steps * self.outputs / 2 > WORTH * rows else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +97,9 @@ class Recurrence:
         needed = _needed(list(self.calls), [call.inputs[0] for call in self.cells])
         return [call for call in self.calls if call.is_recurrent or needed.intersection(call.outputs)]
 
-    def facts(self, target_size: int, steps: int) -> ScanFacts:
+    def facts(self, target_shape: tuple[int, ...]) -> ScanFacts:
         cells = [(self.widths[call.inputs[0]], cell) for call, cells in self.cells.items() for cell in cells]
-        outputs = target_size // steps if self.is_sequence else 0
+        outputs = math.prod(target_shape[1:]) if self.is_sequence else 0
         between = [call for call in self.inner if not call.is_recurrent]
         read = [call for call in self.calls if not call.is_recurrent and call not in between]
         kept = [inputs + cell.saved + cell.output_width for inputs, cell in cells]

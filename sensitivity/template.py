@@ -60,10 +60,11 @@ def write_template(path: Path, survey: Survey, windows: Windows, facts: ModelFac
 
 def _fixed_labels(survey: Survey, facts: ModelFacts) -> xr.Dataset:
     lagged = "the output's own step" if facts.by_output_step else "the window's last step"
+    steps = np.arange(facts.output_steps) if facts.selection.steps is None else np.array(facts.selection.steps)
     std = {"long_name": "standard deviation of the feature over the series"}
     return xr.Dataset(
         coords={
-            "output_step": ("output_step", np.arange(facts.output_steps), {"long_name": "step of the output"}),
+            "output_step": ("output_step", steps, {"long_name": "step of the output"}),
             "output": ("output", np.array(facts.outputs, object)),
             "lag": ("lag", np.arange(facts.lags)[::-1], {"long_name": f"steps back from {lagged}"}),
             "feature": ("feature", np.array(survey.features, object)),

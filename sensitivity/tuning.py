@@ -22,7 +22,7 @@ from .errors import Refused
 from .job import SensitivitySection
 from .model import ModelFacts, Target
 from .plan import Layout, MiB, Workers, bytes_per_window, call_memory, human_bytes, room_for_a_call
-from .products import TOLERANCE, contracted, newest, relative_error, require_agreement, vjp
+from .products import TOLERANCE, Seen, contracted, relative_error, require_agreement, vjp
 from .setting import Choice, Setting, Trial
 
 BUILD_BYTES = 160 * MiB  # tracing a kernel and compiling it by XLA, the first of a process included
@@ -356,12 +356,13 @@ class _Search:
         if self._expected is None:
             few = np.concatenate([self.windows] * CHECKED)[:CHECKED].reshape(-1, *self.target.facts.input_shape)
             shape = (CHECKED, *self.target.facts.target_shape)
-            vectors = np.random.default_rng(0).standard_normal(shape).astype(windows.dtype)
+            random = np.random.default_rng(0).standard_normal(shape).astype(windows.dtype)
+            vectors = Seen.of(self.target.facts, CHECKED).vectors(random)
             self._expected = vectors, vjp(self.target, few, vectors)
-        vectors, expected = self._expected
-        count, facts = min(CHECKED, len(windows)), self.target.facts
-        product = contracted(vectors[:count], newest(jacobian[:count], facts))
-        return relative_error(product, expected[:count, -facts.lags :].reshape(count, -1))
+        count = min(CHECKED, len(windows))
+        vectors, expected = (part[:count] for part in self._expected)
+        seen = Seen.of(self.target.facts, count)
+        return relative_error(contracted(vectors, seen.rows(jacobian[:count])), seen.steps(expected))
 
 
 def _family(setting: Setting) -> Setting:

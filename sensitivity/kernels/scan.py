@@ -25,10 +25,13 @@ after the last step) all rows are seeded there, and the walk is the same.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from ..model import CallFacts, Target
-from ..recurrence import Recurrence, ScanFacts, recurrence
+from ..recurrence import Recurrence, recurrence
 from ..setting import Setting
 from . import blocks
 from .walk import Passed, climbed_down, emission, forward, no_adjoints, pulled_back, walked
@@ -46,7 +49,7 @@ def build(target: Target, setting: Setting):
 
     def scan(windows: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         passed = forward(model, windows)
-        prediction = model.read(passed.values)
+        prediction = facts.selection.of(model.read(passed.values))
         block = back(passed, first, rows, facts)
         shape = (setting.windows_per_call, rows, -1, *facts.input_shape[1:])
         return tf.reshape(prediction, (-1, *facts.target_shape)), tf.reshape(block, shape)
@@ -56,59 +59,67 @@ def build(target: Target, setting: Setting):
 
 def _last_step(passed: Passed, first: tf.Tensor, rows: int, facts: CallFacts) -> tf.Tensor:
     """A head after the last step: all rows begin there. (B, R, lags, features)"""
-    last = passed.steps - 1
-    every = _derivatives(passed.model, {v: passed.values[v][:, -1:] for v in passed.model.sources})
-    seeds = {v: tf.slice(seed, [0, first, 0], [passed.batch, rows, seed.shape[2]]) for v, seed in every.items()}
+    last, oldest = passed.steps - 1, passed.steps - facts.lags
+
+    def of_rows(outputs: tf.Tensor) -> tf.Tensor:
+        every = tf.reshape(facts.selection.of(outputs), (passed.batch, -1))
+        return tf.slice(every, [0, first], [passed.batch, rows])
+
+    seeds = _derivatives(passed.model, {v: passed.values[v][:, -1:] for v in passed.model.sources}, of_rows)
     adjoints, by_step = pulled_back(passed, tf.constant(last), seeds, no_adjoints(passed, rows))
-    emitted = emission(passed, rows).write(last, by_step)
-    oldest = passed.steps - facts.lags
-    _, emitted = walked(lambda s, there: pulled_back(passed, s, {}, there), last - 1, oldest, adjoints, emitted)
-    return tf.transpose(emitted.stack()[oldest:], (1, 2, 0, 3))
-
-
-def _every_step(passed: Passed, first: tf.Tensor, rows: int, facts: CallFacts) -> tf.Tensor:
-    """An output at every step: rows from output `first` on. (B, R, T, features), or by lag, (B, R, lags, features)"""
-    seeds, outputs = _seeds(passed), facts.target_size // passed.steps
-    if facts.by_output_step:
-        return _by_lag(passed, seeds, first // outputs, rows // outputs, facts)
-    length = _extent(facts).length_of_all(passed.steps)
-    if length and rows == facts.target_size:
-        return blocks.all_lags(passed, seeds, length)
-    _, emitted = climbed_down(passed, seeds, first // outputs + tf.range(rows // outputs), no_adjoints(passed, 0))
+    emitted = emission(passed, rows, facts.lags).write(last - oldest, by_step)
+    _, emitted = walked(lambda s, there: pulled_back(passed, s, {}, there), last - 1, oldest, adjoints, emitted, oldest)
     return tf.transpose(emitted.stack(), (1, 2, 0, 3))
 
 
-def _by_lag(passed: Passed, seeds: dict[int, tf.Tensor], first: tf.Tensor, count: int, facts: CallFacts) -> tf.Tensor:
-    """The outputs of `count` steps from `first` on, by the nearest steps: (B, count, O, lags, features)"""
-    seen, lags = passed, facts.lags
-    if count < passed.steps:
-        seen, seeds = blocks.reached(passed, seeds, first, count, lags)
-    length = _extent(facts).length_by_lag(seen.steps)
-    by_lag = blocks.some_lags(seen, seeds, length, lags)[:, -count:]
-    inside = tf.range(lags)[::-1] <= (first + tf.range(count))[:, None]  # oldest first; others are before the window
+def _every_step(passed: Passed, first: tf.Tensor, rows: int, facts: CallFacts) -> tf.Tensor:
+    """An output at every step, or at some: rows from output `first` on, by all steps or by the last ones up to each
+    output's own, (B, R, steps, features)
+    """
+    walk, outputs = facts.walk(rows), facts.target_size // len(facts.output_at)
+    count, number = rows // outputs, first // outputs
+    at = tf.slice(tf.constant(list(facts.output_at)), [number], [count])
+    seeds = functools.partial(_seeds, passed, facts)
+    if facts.by_output_step:
+        return _last_lags(passed, seeds, at, facts, rows)
+    if walk.kind == "blocks":
+        return blocks.all_lags(passed, seeds, walk.length, walk.count, facts.output_at)
+    _, emitted = climbed_down(passed, seeds(at[None]), at, no_adjoints(passed, 0))
+    return tf.transpose(emitted.stack(), (1, 2, 0, 3))
+
+
+def _last_lags(passed: Passed, seeds: blocks.Seeds, at: tf.Tensor, facts: CallFacts, rows: int) -> tf.Tensor:
+    """The outputs of the steps `at` (n) by the last steps up to each: (B, n, O, lags, features)"""
+    walk, count, lags = facts.walk(rows), at.shape[0], facts.lags
+    if walk.kind == "spans":
+        firsts = at if walk.length == 1 else at[0] + walk.length * tf.range(walk.count)
+        by_lag = blocks.last_lags_by_spans(passed, seeds, firsts, walk.length, lags)[:, :count]
+    else:
+        begin = at[0] - walk.before
+        by_lag = blocks.last_lags_by_blocks(passed, seeds, begin, walk.length, walk.count, lags)
+        by_lag = by_lag[:, walk.before : walk.before + count]
+    inside = tf.range(lags)[::-1] <= at[:, None]  # oldest first; others are before the window
     return tf.where(inside[:, None, :, None], by_lag, tf.zeros((), passed.dtype))
 
 
-def _extent(facts: CallFacts) -> ScanFacts:
-    if facts.scan is None:
-        raise ValueError(f"no scan serves this model: {facts.no_scan}")
-    return facts.scan
+def _seeds(passed: Passed, facts: CallFacts, steps: tf.Tensor) -> dict[int, tf.Tensor]:
+    """∂y_t by the sources at t, of the steps (N, n): (n, N·B, O, width) by value."""
+    spans, length = steps.shape
+    order = tf.reshape(tf.transpose(passed.inside(steps)), [-1])
+    found = {value: tf.gather(passed.values[value], order, axis=1) for value in passed.model.sources}
+    time_first = {value: tf.transpose(part, (1, 0, *range(2, len(part.shape)))) for value, part in found.items()}
+    alone = {value: tf.reshape(part, (-1, 1, *part.shape[2:])) for value, part in time_first.items()}
+    derived = _derivatives(passed.model, alone, facts.selection.channels_of)
+    return {v: tf.reshape(seed, (length, spans * passed.batch, *seed.shape[1:])) for v, seed in derived.items()}
 
 
-def _seeds(passed: Passed) -> dict[int, tf.Tensor]:
-    """∂y_t by the sources at t, of all steps at once: (T, B, O, width) each."""
-    batch, steps, values = passed.batch, passed.steps, passed.values
-    alone = {v: tf.reshape(values[v], (batch * steps, 1, *values[v].shape[2:])) for v in passed.model.sources}
-    found = _derivatives(passed.model, alone)
-    shaped = {value: tf.reshape(seed, (batch, steps, *seed.shape[1:])) for value, seed in found.items()}
-    return {value: tf.transpose(seed, (1, 0, 2, 3)) for value, seed in shaped.items()}
-
-
-def _derivatives(model: Recurrence, sources: dict[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-    """∂ outputs / ∂ sources (N, 1, …), each sample alone: (N, outputs, width)"""
+def _derivatives(
+    model: Recurrence, sources: dict[int, tf.Tensor], chosen: Callable[[tf.Tensor], tf.Tensor]
+) -> dict[int, tf.Tensor]:
+    """∂ outputs / ∂ sources (N, 1, …), each sample alone, of the outputs that are `chosen`: (N, outputs, width)"""
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(sources)
-        outputs = model.read(sources)
+        outputs = chosen(model.read(sources))
         outputs = tf.reshape(outputs, (outputs.shape[0], -1))
     zero = tf.UnconnectedGradients.ZERO
     found = {v: tape.batch_jacobian(outputs, source, unconnected_gradients=zero) for v, source in sources.items()}

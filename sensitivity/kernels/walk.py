@@ -15,27 +15,35 @@ import tensorflow as tf
 from ..cells import over_rows
 from ..recurrence import WINDOW, Call, Recurrence, evaluate
 
-# Segments of a walk in which rows are added: more of them waste less work, and compile longer, each for every layer.
-SEGMENTS, FEWEST_SEGMENTS, COMPILED = 8, 3, 24
+# Segments of a walk in which rows are added: more of them waste less work, and compile longer, each for every call
+# that a step is pulled back through. So there are fewer of them where the calls are many, down to the second number.
+SEGMENTS, LEAST_SEGMENTS, PULLED_BACK = 8, 3, 24
 Adjoints = list[list[tf.Tensor]]  # of each cell, of each of its states
 Back = Callable[[tf.Tensor, Adjoints], tuple[Adjoints, tf.Tensor]]
 
 
 @dataclass(frozen=True)
 class Passed:
-    """A forward pass: values (B, T, …) by number, and the traces (T, B, …) of the cells, call by call."""
+    """A forward pass: values (B, T, …) by number, and the traces (T, B, …) of the cells, call by call.
+
+    spans: the first steps (N) of N spans of `length` steps of it, which may overlap and lie beyond its ends, where
+    nothing that is derived means anything. They are its samples then, span by span, (N·B, …). None: the whole.
+    """
 
     model: Recurrence
     values: dict[int, tf.Tensor]
     traces: dict[Call, list[Any]]
+    spans: tf.Tensor | None = None
+    length: int = 0
 
     @property
     def batch(self) -> int:
-        return self.values[WINDOW].shape[0]
+        windows = self.values[WINDOW].shape[0]
+        return windows if self.spans is None else windows * self.spans.shape[0]
 
     @property
     def steps(self) -> int:
-        return self.values[WINDOW].shape[1]
+        return self.values[WINDOW].shape[1] if self.spans is None else self.length
 
     @property
     def dtype(self) -> tf.DType:
@@ -49,6 +57,32 @@ class Passed:
     def widths(self) -> list[tuple[int, ...]]:
         """Of the states of each cell, in the order of calls."""
         return [cell.widths for cells in self.model.cells.values() for cell in cells]
+
+    def trace_at(self, trace: Any, s: tf.Tensor) -> Any:
+        """The trace of a cell at one step: (samples, …)"""
+        if self.spans is None:
+            return tf.nest.map_structure(lambda part: part[s], trace)
+        steps = self.inside(self.spans + s)
+        return tf.nest.map_structure(lambda part: _merged(tf.gather(part, steps)), trace)
+
+    def value_at(self, value: int, s: tf.Tensor) -> tf.Tensor:
+        """A sequence at one step: (samples, 1, …), a shape that a slice of Python's would leave open."""
+        sequence = self.values[value]
+        batch, _, *rest = sequence.shape
+        if self.spans is None:
+            return tf.slice(sequence, [0, s, *(0 for _ in rest)], [batch, 1, *rest])
+        found = tf.gather(sequence, self.inside(self.spans + s), axis=1)
+        order = (1, 0, *range(2, len(found.shape)))
+        return tf.reshape(tf.transpose(found, order), (self.batch, 1, *rest))
+
+    def inside(self, steps: tf.Tensor) -> tf.Tensor:
+        """Steps beyond the ends as the nearest that there is."""
+        return tf.clip_by_value(steps, 0, self.values[WINDOW].shape[1] - 1)
+
+
+def _merged(part: tf.Tensor) -> tf.Tensor:
+    """(N, B, …) → (N·B, …)"""
+    return tf.reshape(part, (-1, *part.shape[2:]))
 
 
 def forward(model: Recurrence, windows: tf.Tensor) -> Passed:
@@ -81,21 +115,15 @@ def pulled_back(
         if call.is_recurrent:
             adjoint = reached.pop(call.outputs[0], None)
             for cell, trace in zip(reversed(passed.model.cells[call]), reversed(passed.traces[call]), strict=True):
-                states, adjoint = cell.pull(tf.nest.map_structure(lambda part: part[s], trace), adjoint, left.pop())
+                states, adjoint = cell.pull(passed.trace_at(trace, s), adjoint, left.pop())
                 before.insert(0, states)
             pulled = [adjoint]
         else:
-            inputs = [_at(passed.values[value], s) for value in call.inputs]
+            inputs = [passed.value_at(value, s) for value in call.inputs]
             pulled = _pulled_through(call, inputs, [reached.pop(value, None) for value in call.outputs])
         for value, adjoint in zip(call.inputs, pulled, strict=True):
             reached[value] = reached[value] + adjoint if value in reached else adjoint
     return before, reached[WINDOW]
-
-
-def _at(sequence: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
-    """(B, T, …) → (B, 1, …), a shape that a slice of Python's would leave open"""
-    batch, _, *rest = sequence.shape
-    return tf.slice(sequence, [0, s, *(0 for _ in rest)], [batch, 1, *rest])
 
 
 def _pulled_through(call: Call, inputs: list[tf.Tensor], adjoints: list[tf.Tensor | None]) -> list[tf.Tensor]:
@@ -121,19 +149,19 @@ def no_adjoints(passed: Passed, rows: int) -> Adjoints:
     return [[tf.zeros((passed.batch, rows, width), passed.dtype) for width in cell] for cell in passed.widths]
 
 
-def emission(passed: Passed, rows: int) -> tf.TensorArray:
+def emission(passed: Passed, rows: int, steps: int) -> tf.TensorArray:
     """What a walk gives, step by step: the adjoints of the window's steps (B, R, features); zeros where it was not."""
-    return tf.TensorArray(passed.dtype, passed.steps, element_shape=(passed.batch, rows, passed.features))
+    return tf.TensorArray(passed.dtype, steps, element_shape=(passed.batch, rows, passed.features))
 
 
 def walked(
-    back: Back, high: Any, low: Any, adjoints: Adjoints, emitted: tf.TensorArray
+    back: Back, high: Any, low: Any, adjoints: Adjoints, emitted: tf.TensorArray, oldest: int = 0
 ) -> tuple[Adjoints, tf.TensorArray]:
-    """From step `high` down to step `low`."""
+    """From step `high` down to step `low`. oldest: the step whose adjoints come first in what is emitted."""
 
     def step(s: tf.Tensor, adjoints: Adjoints, emitted: tf.TensorArray) -> tuple[Any, ...]:
         adjoints, by_step = back(s, adjoints)
-        return s - 1, adjoints, emitted.write(s, by_step)
+        return s - 1, adjoints, emitted.write(s - oldest, by_step)
 
     begin = (tf.convert_to_tensor(high), adjoints, emitted)
     _, adjoints, emitted = tf.while_loop(lambda s, *_: s >= low, step, begin, parallel_iterations=1)
@@ -148,33 +176,36 @@ def climbed_down(
 ) -> tuple[Adjoints, tf.TensorArray]:
     """A walk from the last of `steps` to the first of all, which takes up the rows of `steps` as it comes to them.
 
-    seeds: (T, B, O, width) by value. steps: (n), rising; their rows are added segment by segment, in front of those
-    that `adjoints` begins with. Returns the adjoints before the first step, and the emission.
+    seeds: (n, B, O, width) by value, of each of the `steps` (n), rising; their rows are added segment by segment, in
+    front of those that `adjoints` begins with. Returns the adjoints before the first step, and the emission.
     """
     outputs = next(iter(seeds.values())).shape[2]
     count, begun = steps.shape[0], adjoints[0][0].shape[1]
-    emitted = emission(passed, count * outputs + begun)
+    emitted = emission(passed, count * outputs + begun, passed.steps)
+    high = passed.steps - 1 if begun else steps[-1]
     above = count
-    segments = min(count, SEGMENTS, max(FEWEST_SEGMENTS, COMPILED // len(passed.model.inner)))
+    segments = min(count, SEGMENTS, max(LEAST_SEGMENTS, PULLED_BACK // len(passed.model.inner)))
     for segment in reversed(range(segments)):
         below = count * segment // segments
         new = no_adjoints(passed, (above - below) * outputs)
         adjoints = [_in_front(*cells) for cells in zip(new, adjoints, strict=True)]
         of_rows = tf.concat([tf.repeat(steps[below:], outputs), tf.fill([begun], passed.steps)], 0)
         of_rows = tf.ensure_shape(of_rows, [(count - below) * outputs + begun])
-        back = _growing(passed, seeds, of_rows, count * outputs + begun)
-        high = passed.steps - 1 if above == count and begun else steps[above - 1]
+        back = _growing(passed, seeds, steps, of_rows, count * outputs + begun)
         adjoints, emitted = walked(back, high, steps[below], adjoints, emitted)
-        above = below
-    return walked(lambda s, adjoints: pulled_back(passed, s, {}, adjoints), steps[0] - 1, 0, adjoints, emitted)
+        high, above = steps[below] - 1, below
+    return walked(lambda s, adjoints: pulled_back(passed, s, {}, adjoints), high, 0, adjoints, emitted)
 
 
 def _in_front(new: list[tf.Tensor], old: list[tf.Tensor]) -> list[tf.Tensor]:
     return [tf.concat(pair, 1) for pair in zip(new, old, strict=True)]
 
 
-def _growing(passed: Passed, seeds: dict[int, tf.Tensor], of_rows: tf.Tensor, rows: int) -> Back:
-    """One step back with rows of the steps `of_rows` (R), zero until the walk comes to them; emitting `rows` rows."""
+def _growing(passed: Passed, seeds: dict[int, tf.Tensor], steps: tf.Tensor, of_rows: tf.Tensor, rows: int) -> Back:
+    """One step back with rows of the steps `of_rows` (R), zero until the walk comes to them; emitting `rows` rows.
+
+    seeds: (n, B, O, width) by value, of the `steps` (n).
+    """
 
     def only(condition: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
         return tf.where(condition[:, None], part, tf.zeros((), part.dtype))
@@ -185,7 +216,8 @@ def _growing(passed: Passed, seeds: dict[int, tf.Tensor], of_rows: tf.Tensor, ro
         return only(of_rows == s, tf.tile(seed, [1, repeats, 1])[:, : of_rows.shape[0]])
 
     def back(s: tf.Tensor, adjoints: Adjoints) -> tuple[Adjoints, tf.Tensor]:
-        seeded = {value: entering(seed[s], s) for value, seed in seeds.items()}
+        number = tf.minimum(tf.reduce_sum(tf.cast(steps < s, "int32")), steps.shape[0] - 1)
+        seeded = {value: entering(seed[number], s) for value, seed in seeds.items()}
         adjoints, by_step = pulled_back(passed, s, seeded, adjoints)
         alive = of_rows >= s
         adjoints = [[only(alive, part) for part in cell] for cell in adjoints]

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keras import layers, ops
 
-from sensitivity import recurrence
+from sensitivity import walks
 from sensitivity.candidates import choose, families, halved
 from sensitivity.cells import FEW_ROWS
 from sensitivity.engine import Tuned
@@ -21,7 +21,7 @@ from sensitivity.job import SensitivitySection
 from sensitivity.loading import cast
 from sensitivity.model import Target, describe_call
 from sensitivity.plan import bytes_per_window, call_memory
-from sensitivity.products import newest
+from sensitivity.products import Seen
 from sensitivity.setting import Setting
 from tests.conftest import sequential, tape_jacobian, worst
 
@@ -227,8 +227,8 @@ def deep():
 
 @pytest.mark.parametrize(("most", "xla"), [(2, True), (5, False), (23, False)])
 def test_blocks_that_are_joined_equal_one_walk(deep, most, xla, monkeypatch):
-    monkeypatch.setattr(recurrence, "WORTH", 0.0)
-    monkeypatch.setattr(recurrence, "MOST_JOINED", most)
+    monkeypatch.setattr(walks, "WORTH", 0.0)
+    monkeypatch.setattr(walks, "MOST_JOINED", most)
     model, expected = deep
     assert worst(scan(model, windows_of(3, LONG), xla=xla), expected) < 1e-5
 
@@ -244,7 +244,7 @@ def by_lag(jacobian: np.ndarray, lags: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("max_lag", "length", "outputs"), [(0, 16, None), (4, 3, None), (4, 3, 10), (40, 5, None)])
 def test_lags_up_to_a_limit_are_those_of_the_whole(deep, max_lag, length, outputs, monkeypatch):
-    monkeypatch.setattr(recurrence, "LEAST_LENGTH", length)
+    monkeypatch.setattr(walks, "LEAST_LENGTH", length)
     model, expected = deep
     facts = describe_call(model, LONG, of="output", dtype="float32", max_lag=max_lag)
     assert facts.by_output_step
@@ -253,9 +253,6 @@ def test_lags_up_to_a_limit_are_those_of_the_whole(deep, max_lag, length, output
     lags = min(max_lag + 1, LONG[0])
     assert found.shape == (3, 23, 2, lags, 3)
     assert worst(found, by_lag(expected, lags)) < 1e-5
-    np.testing.assert_allclose(
-        newest(found, facts), expected[:, :, :, LONG[0] - lags :].reshape(3, 46, -1), rtol=1e-4, atol=1e-6
-    )
 
 
 @pytest.mark.parametrize("kernel", ["scan", "gradient", "batch_jacobian"])

@@ -1,0 +1,101 @@
+"""How a scan walks back through a sequence, and what that takes: pure, from numbers.
+
+Three ways, of which the one with the fewest rows a step is taken (`kernels/blocks.py` has the derivations):
+
+    whole    one walk over all steps
+    blocks   blocks of steps side by side, with rows for the states between them, joined by matrix products
+    spans    for lags up to a limit: some output steps with the lags before them, side by side, overlapping
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+MOST_JOINED, LEAST_LENGTH = 16, 16  # blocks that are joined each with each; steps of one that joins its neighbours
+WORTH = 1.4  # times the rows a step of a walk over blocks are worth joining for
+MATRICES = 10  # rows that forming the matrices of a step costs as much as
+
+
+@dataclass(frozen=True)
+class ScanFacts:
+    """What a walk back takes, in numbers a window.
+
+    outputs: that an output step has; 0 where all are of the last step. states: in all cells. saved: kept of each step
+    by the forward pass. seeds: of each output step. head: of one output after the last step. row: of one row's
+    adjoints. matrices: of one step's.
+    """
+
+    outputs: int
+    states: int
+    saved: int
+    seeds: int
+    head: int
+    row: int
+    matrices: int
+
+
+@dataclass(frozen=True)
+class Walk:
+    """kind: see above. length: steps of a block, output steps of a span. count: of blocks or spans. before: steps that
+    the first block of those for lags up to a limit has before the first output step.
+    """
+
+    kind: Literal["whole", "blocks", "spans"]
+    length: int
+    count: int = 1
+    before: int = 0
+
+
+def of_all_lags(scan: ScanFacts, steps: int, rows: int) -> Walk:
+    """For `rows` outputs, spread over all of the window's `steps`."""
+    length = -(-steps // MOST_JOINED)
+    with_states = scan.states + length * scan.outputs / 2
+    if not scan.outputs or rows / 2 <= WORTH * with_states:
+        return Walk("whole", steps)
+    return Walk("blocks", length, -(-steps // length))
+
+
+def of_last_lags(scan: ScanFacts, lags: int, steps: int, before: int, *, apart: bool) -> Walk:
+    """For the outputs of `steps` steps, each by its last `lags`.
+
+    before: steps of the window before the first of them, up to lags - 1. apart: they do not follow one another.
+    """
+    if apart:
+        return Walk("spans", 1, steps)
+    length = min(steps, max(1, math.isqrt(2 * MATRICES * lags // scan.outputs)))
+    spans = steps * (scan.outputs * (lags + length / 2) + MATRICES * (lags + length) / length)
+    seen = before + steps
+    joined = min(seen, max(LEAST_LENGTH, scan.states // scan.outputs))
+    blocks = seen * (scan.states + joined * scan.outputs / 2 + MATRICES)
+    if spans <= blocks:
+        return Walk("spans", length, -(-steps // length))
+    return Walk("blocks", joined, -(-seen // joined), before)
+
+
+def numbers(scan: ScanFacts, walk: Walk, steps: int, features: int, rows: int, lags: int) -> int:
+    """Of one window of `steps` steps: what the forward pass keeps, the rows' adjoints and what becomes of them, the
+    result with what it is put together from.
+
+    features: numbers of a step of the window. rows: outputs a call. lags: that the result has of each.
+    """
+    result = rows * lags * features
+    kept = steps * scan.saved + _seeds(scan, walk, rows)
+    if walk.kind == "whole":
+        return kept + 4 * rows * scan.row + 2 * scan.matrices + 3 * result
+    alone = walk.length * scan.outputs
+    if walk.kind == "spans":
+        side_by_side, wide = walk.count * alone, lags + walk.length
+        emitted = side_by_side * wide * features
+        return kept + 4 * side_by_side * scan.row + 2 * walk.count * scan.matrices + 3 * emitted + 2 * result
+    side_by_side, wide = walk.count * (alone + scan.states), walk.length
+    emitted = side_by_side * (wide * features + scan.states)
+    return kept + 4 * side_by_side * scan.row + 2 * walk.count * scan.matrices + 2 * emitted + 3 * result
+
+
+def _seeds(scan: ScanFacts, walk: Walk, rows: int) -> int:
+    if not scan.outputs:
+        return 2 * rows * scan.head
+    seeded = rows // scan.outputs if walk.kind == "whole" else walk.count * walk.length
+    return 2 * seeded * scan.seeds
