@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
@@ -11,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
-from .errors import Refused, RefusedTogether
+from .errors import Refused
+from .findings import refusals, unknown_key
 
-SHOWN_AT_ONCE = 5  # refusals: one screen
 Auto = Literal["auto"]
 Positive = Annotated[int, Field(ge=1)]
 SERIES_FORMATS = (".csv", ".csv.gz", ".parquet", ".nc", ".zarr", ".npy")
@@ -221,9 +220,9 @@ class Job(Section):
         try:
             job = cls.model_validate({**content, "directory": str(directory)})
         except ValidationError as error:
-            raise _refusals(error, content) from None
+            raise refusals(error, content, cls) from None
         if unknown:  # "directory" is ours to fill, not a key of the file
-            raise _unknown_key("directory", content["directory"], list(cls.model_fields)[:-1])
+            raise unknown_key("directory", content["directory"], list(cls.model_fields)[:-1])
         return job._resolved(directory)
 
     def _resolved(self, directory: Path) -> Job:
@@ -328,80 +327,3 @@ def _require_series_file(path: Path) -> None:
         raise Refused(
             "series.path", given=f"{path} (no such file)", allowed="an existing series", remedy="check the path"
         )
-
-
-# ---- pydantic's findings, in our words ------------------------------------------------------------
-
-_EXPECTED = {
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "a text in quotes",
-    "list_type": "a list",
-    "model_type": "a table",
-    "too_short": "at least one value",
-}
-
-
-def _refusals(error: ValidationError, content: dict[str, Any]) -> Refused:
-    """One refusal per key: the branches of a union are allowed values of the same key."""
-    keys: dict[str, list[Any]] = {}
-    for finding in error.errors():
-        keys.setdefault(_key(finding["loc"], content), []).append(finding)
-    refusals = [_refusal(key, findings) for key, findings in keys.items()]
-    return refusals[0] if len(refusals) == 1 else RefusedTogether(refusals[:SHOWN_AT_ONCE])
-
-
-def _key(loc: tuple[int | str, ...], content: Any) -> str:
-    """The path of a finding as far as the file knows it; union branches add parts that are no keys."""
-    parts: list[str] = []
-    here = content
-    for part in loc:
-        if isinstance(here, dict):
-            parts.append(str(part))
-            here = here.get(part)
-        elif isinstance(here, list) and isinstance(part, int):
-            parts[-1] += f"[{part}]"
-            here = here[part]
-        else:
-            break
-    return ".".join(parts) or "job file"
-
-
-def _refusal(key: str, findings: list[Any]) -> Refused:
-    kind, given = findings[0]["type"], findings[0]["input"]
-    if kind == "missing":
-        return Refused(key, given="nothing", allowed="this key is needed", remedy=f"add {key} to the job file")
-    if kind == "extra_forbidden":
-        return _unknown_key(key, given, _keys_beside(key))
-    if kind == "value_error":
-        return findings[0]["ctx"]["error"]  # every validator here raises Refused
-    allowed = " or ".join(dict.fromkeys(_allowed(finding) for finding in findings))
-    return Refused(key, given=f"{given!r}", allowed=allowed, remedy=f"change {key} in the job file")
-
-
-def _allowed(finding: Any) -> str:
-    kind, context = finding["type"], finding.get("ctx", {})
-    if kind == "literal_error":
-        return context["expected"].replace("'", '"')
-    if kind == "greater_than_equal":
-        return f"{context['ge']} or more"
-    if kind == "greater_than":
-        return f"more than {context['gt']}"
-    return _EXPECTED.get(kind, finding["msg"])
-
-
-def _keys_beside(key: str) -> list[str]:
-    """The keys that the table holding `key` may have."""
-    table: Any = Job
-    for part in key.split(".")[:-1]:
-        annotation = table.model_fields[part].annotation
-        table = next(t for t in (annotation, *getattr(annotation, "__args__", ())) if hasattr(t, "model_fields"))
-    return [name for name in table.model_fields if name != "directory"]
-
-
-def _unknown_key(key: str, given: object, allowed: list[str]) -> Refused:
-    close = difflib.get_close_matches(key.rpartition(".")[2], allowed, n=1)
-    remedy = f"did you mean {close[0]!r}?" if close else "take it out of the job file"
-    return Refused(key, given=f"{given!r} (an unknown key)", allowed=", ".join(allowed), remedy=remedy)

@@ -3,7 +3,8 @@
 The model's graph is read as a list of calls in order, each from numbered values to numbered values; value 0 is the
 window. A value is a sequence `(batch, step, …)`, or what is left after the last step. A call that is no recurrent
 layer may work on sequences if it treats every step alone and alike, which is tried on random numbers: all steps at
-once, and each step as a sample of one step, must give the same.
+once, and each step as a sample of one step, must give the same; with other weights, too, since those that the model
+has may be zero by chance, and change.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .cells import Cell, cells_of
+from .cells import AnyCell, Cell, cells_of
 from .heads import heads, joined
 from .layers import keras
 from .walks import ScanFacts
 
 WINDOW = 0
 _TOLERANCE = 1e-4
+_LAST = "last step"
 _NUMBERS = 0.1  # of what a call gives for random numbers, at least
 _CONVOLUTIONS = ("Conv1D", "DepthwiseConv1D", "SeparableConv1D", "Conv1DTranspose")
 _RECURRENT = (keras.layers.RNN, keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN)
@@ -157,7 +159,7 @@ def recurrence(
     walk = _Walk(needed, input_shape[0], dtype, {WINDOW: input_shape[1:]})
     asked = [call for call in graph.calls if needed.intersection(call.outputs)]
     for call in asked:  # before the operations that they are made of, which have no names of the user's
-        if reason := _unfit_anywhere(call.operation, dtype):
+        if reason := _unfit_anywhere(call.operation, dtype) or (call.is_recurrent and _why_not_forward(call)):
             raise Unfit(f"{call.name} {reason}")
     if not any(call.is_recurrent for call in asked):
         raise Unfit("the model has no recurrent layer")
@@ -246,14 +248,12 @@ class _Walk:
 
     def _visit_recurrent(self, call: Call) -> None:
         layer = call.operation
-        reason = _why_not_forward(call)
         if self.needed.intersection(call.outputs[1:]):
-            reason = "hands its states on to other layers"
+            raise Unfit(f"{call.name} hands its states on to other layers")
         if len(self.shapes[call.inputs[0]]) != 1:
-            reason = "takes more than a vector a step"
-        if reason:
-            raise Unfit(f"{call.name} {reason}")
+            raise Unfit(f"{call.name} takes more than a vector a step")
         cells = cells_of(layer)
+        _require_steps_back(call, cells, self.shapes[call.inputs[0]][0], self.dtype)
         if layer.return_sequences:
             sequence = call.outputs[0]
         else:  # the layer's every output has a number of its own
@@ -272,37 +272,31 @@ class _Walk:
             found: list[tuple[int, ...]] | None = [tuple(shape[2:])]
         else:
             values = [_random((2, self.steps, *self.shapes[value]), self.dtype, value) for value in call.inputs]
-            try:
-                if self._is_last_step(call, values):
-                    self.last[call.outputs[0]] = call.inputs[0]
-                    return
-                found = _stepwise(call, values)
-            except Unfit:
-                raise
-            except Exception:  # whatever a layer raises on a window of one step
-                found = None
+            found = _tried(call, values)
+            with keras.StatelessScope(state_mapping=_other_weights(call.operation)):
+                found = found if _tried(call, values) == found else None
+            if found == _LAST:
+                self.last[call.outputs[0]] = call.inputs[0]
+                return
         if found is None:
             raise Unfit(f"{call.name} does not treat every time step alone and alike")
         self.shapes.update(zip(call.outputs, found, strict=True))
         self.calls.append(call)
 
-    def _is_last_step(self, call: Call, values: list[tf.Tensor]) -> bool:
-        if len(values) != 1:
-            return False
-        found, last = call(values[0])[0], values[0][:, -1]
-        return found.shape == last.shape and bool(tf.reduce_all(found == last))
-
 
 def _why_not_forward(call: Call) -> str:
-    layer = call.operation
+    layer, arguments = call.operation, call.arguments
+    given = dict(zip(("initial_state", "mask", "training"), arguments.args[1:], strict=False)) | arguments.kwargs
     if type(layer).call not in _KERAS_CALLS or type(layer).inner_loop not in _KERAS_LOOPS:
         return "has a loop of its own"
     if layer.go_backwards:
         return "goes backwards"
-    if len(call.inputs) > 1:
-        return "begins with states from other layers"
-    if _options(call.arguments):
-        return "is called with a mask, or in training"
+    if given.get("mask") is not None:
+        return "is called with a mask"
+    if given.get("initial_state") is not None:
+        return "begins with states that it is given"
+    if given.get("training"):
+        return "is called in training"
     if not all(isinstance(size, int) for size in keras.tree.flatten(layer.cell.state_size)):
         return "keeps states that are not vectors"
     return ""
@@ -337,15 +331,57 @@ def _unfit_anywhere(operation: Any, dtype: str) -> str:
     return ""
 
 
-def _stepwise(call: Call, values: list[tf.Tensor]) -> list[tuple[int, ...]] | None:
-    """The shapes of what the call gives of a step, if it treats each alone and alike, else None."""
-    whole = call(*values)
+def _require_steps_back(call: Call, cells: list[Cell], width: int, dtype: str) -> None:
+    """A step of a user's cell may be beyond what is differentiated for many rows at once."""
+    for cell in cells:
+        if isinstance(cell, AnyCell):
+            outputs, trace = cell.run(_random((1, 1, width), dtype, 0))
+            adjoints = [tf.zeros((1, 2, size), dtype) for size in cell.widths]
+            try:
+                cell.pull(tf.nest.map_structure(lambda part: part[0], trace), tf.repeat(outputs, 2, 1), adjoints)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {str(error).strip().splitlines()[-1].strip()[:100]}"
+                raise Unfit(f"{call.name} has a cell whose step cannot be walked back ({reason})") from error
+        width = cell.output_width
+
+
+def _tried(call: Call, values: list[tf.Tensor]) -> Any:
+    """What the call is on these sequences: `_LAST` where it gives the last step, the shapes of what it gives of a step
+    where it treats each alone and alike, else None.
+    """
+    try:
+        whole = call(*values)
+        last = values[0][:, -1]
+        if len(values) == 1 and whole[0].shape == last.shape and bool(tf.reduce_all(whole[0] == last)):
+            return _LAST
+        return _stepwise(call, values, whole)
+    except Unfit:
+        raise
+    except Exception:  # whatever a layer raises on a window of one step
+        return None
+
+
+def _other_weights(operation: Any) -> list[tuple[Any, tf.Tensor]]:
+    """Its floating-point weights, each a little larger: none is zero, and what is positive stays so."""
+    random = np.random.default_rng(0)
+    weights = [weight for weight in getattr(operation, "variables", []) if "float" in str(weight.dtype)]
+    return [(w, tf.convert_to_tensor(w) + tf.constant(0.1 + 0.2 * random.random(w.shape), w.dtype)) for w in weights]
+
+
+def _stepwise(call: Call, values: list[tf.Tensor], whole: list[tf.Tensor]) -> list[tuple[int, ...]] | None:
+    """The shapes of what the call gives of a step, if it treats each alone and alike, else None.
+
+    whole: what it gives of all steps at once.
+    """
     if any(getattr(part, "_keras_mask", None) is not None for part in whole):
         raise Unfit(f"{call.name} masks steps")
+    for part in whole:
+        if part.dtype != values[0].dtype:
+            raise Unfit(f"{call.name} gives {part.dtype.name}, where only {values[0].dtype.name} passes through")
     alone = call(*(tf.reshape(value, (-1, 1, *value.shape[2:])) for value in values))
     batch, steps = values[0].shape[:2]
     for found, expected in zip(alone, whole, strict=True):
-        if tuple(expected.shape[:2]) != (batch, steps) or expected.dtype != values[0].dtype:
+        if tuple(expected.shape[:2]) != (batch, steps):
             return None
         if not _agree(tf.reshape(found, expected.shape).numpy(), expected.numpy()):
             return None

@@ -60,7 +60,7 @@ def all_lags(passed: Passed, seeds: Seeds, length: int, count: int, wanted: Sequ
 
 
 def _rows(part: tf.Tensor, rows: list[int]) -> tf.Tensor:
-    return part if len(rows) == part.shape[1] else tf.gather(part, rows, axis=1)
+    return part if len(rows) == part.shape[1] else tf.gather(part, tf.constant(rows, "int32"), axis=1)
 
 
 def last_lags_by_blocks(

@@ -109,7 +109,8 @@ def _seeds(passed: Passed, facts: CallFacts, steps: tf.Tensor) -> dict[int, tf.T
     found = {value: tf.gather(passed.values[value], order, axis=1) for value in passed.model.sources}
     time_first = {value: tf.transpose(part, (1, 0, *range(2, len(part.shape)))) for value, part in found.items()}
     alone = {value: tf.reshape(part, (-1, 1, *part.shape[2:])) for value, part in time_first.items()}
-    derived = _derivatives(passed.model, alone, facts.selection.channels_of)
+    has_channels = len(facts.target_shape) == 2
+    derived = _derivatives(passed.model, alone, facts.selection.channels_of if has_channels else tf.identity)
     return {v: tf.reshape(seed, (length, spans * passed.batch, *seed.shape[1:])) for v, seed in derived.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 import pytest
+import tensorflow as tf
 from keras import layers, ops
 
 from sensitivity.recurrence import Unfit, recurrence
@@ -44,8 +45,37 @@ class Gaps(layers.Layer):
         return inputs * 1.0
 
 
+@tf.custom_gradient
+def opaque(inputs):
+    def gradient(*_):
+        raise NotImplementedError("no gradient for it")
+
+    return inputs, gradient
+
+
+class Opaque(layers.SimpleRNNCell):
+    def call(self, sequence, states, training=False):
+        output, after = super().call(opaque(sequence), states)
+        return output, after
+
+
+class Mixed(layers.Layer):
+    """Mixes steps by weights that are zero as yet."""
+
+    def build(self, shape):
+        self.mixing = self.add_weight(shape=(shape[1], shape[1]), initializer="zeros")
+
+    def call(self, inputs):
+        return inputs + ops.einsum("ts,bsf->btf", self.mixing, inputs) if inputs.shape[1] > 1 else inputs
+
+
 UNFIT = {
-    "gaps.*masks steps|not_equal": lambda: sequential(SHAPE, Gaps(), layers.LSTM(2)),
+    "lstm.*is called with a mask": lambda: sequential(SHAPE, Gaps(), layers.LSTM(2)),
+    "gru.*is called in training": lambda: functional(lambda x: layers.GRU(2, dropout=0.1)(x, training=True)),
+    "greater.*gives bool, where only float32": lambda: functional(
+        lambda x: layers.LSTM(2)(ops.where(x > 0, x, 0.1 * x))
+    ),
+    "mixed.*alone and alike": lambda: sequential(SHAPE, Mixed(), layers.LSTM(2)),
     "no channel axis": lambda: functional(
         lambda x: [layers.Flatten()(layers.Dense(1)(layers.GRU(2, return_sequences=True)(x))) for _ in range(2)]
     ),
@@ -64,7 +94,9 @@ UNFIT = {
         SHAPE, layers.LayerNormalization(axis=[1, 2]), layers.LSTM(2)
     ),
     "positions.*alone and alike": lambda: sequential(SHAPE, Positions(), layers.LSTM(2)),
-    "hands its states on": lambda: functional(states_handed_on),
+    "gru.*begins with states that it is given": lambda: functional(states_handed_on),
+    "hands its states on": lambda: functional(lambda x: layers.GRU(4, return_state=True)(x)[1]),
+    "rnn.*cannot be walked back.*no gradient for it": lambda: sequential(SHAPE, layers.RNN(Opaque(3))),
     "has a loop of its own": lambda: sequential(SHAPE, OwnLoop(layers.GRUCell(2))),
     "repeat_vector|begins anew": lambda: sequential(SHAPE, layers.GRU(2), layers.RepeatVector(3), layers.GRU(2)),
     "mixes sequences with": lambda: functional(

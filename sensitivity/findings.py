@@ -1,0 +1,86 @@
+"""What pydantic finds wrong with a job file, as refusals in our words."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from pydantic import ValidationError
+
+from .errors import Refused, RefusedTogether
+
+SHOWN_AT_ONCE = 5  # one screen
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a text in quotes",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "model_type": "a table",
+    "too_short": "at least one value",
+}
+
+
+def refusals(error: ValidationError, content: dict[str, Any], table: Any) -> Refused:
+    """One refusal per key of `table`: the branches of a union are allowed values of the same key."""
+    keys: dict[str, list[Any]] = {}
+    for finding in error.errors():
+        keys.setdefault(_key(finding["loc"], content), []).append(finding)
+    found = [_refusal(key, findings, table) for key, findings in keys.items()]
+    return found[0] if len(found) == 1 else RefusedTogether(found[:SHOWN_AT_ONCE])
+
+
+def _key(loc: tuple[int | str, ...], content: Any) -> str:
+    """The path of a finding as far as the file knows it; union branches add parts that are no keys."""
+    parts: list[str] = []
+    here = content
+    for part in loc:
+        if isinstance(here, dict):
+            parts.append(str(part))
+            here = here.get(part)
+        elif isinstance(here, list) and isinstance(part, int):
+            parts[-1] += f"[{part}]"
+            here = here[part]
+        else:
+            break
+    return ".".join(parts) or "job file"
+
+
+def _refusal(key: str, findings: list[Any], table: Any) -> Refused:
+    kind, given = findings[0]["type"], findings[0]["input"]
+    if kind == "missing":
+        return Refused(key, given="nothing", allowed="this key is needed", remedy=f"add {key} to the job file")
+    if kind == "extra_forbidden":
+        return unknown_key(key, given, _keys_beside(key, table))
+    if kind == "value_error":
+        return findings[0]["ctx"]["error"]  # every validator here raises Refused
+    allowed = " or ".join(dict.fromkeys(_allowed(finding) for finding in findings))
+    return Refused(key, given=f"{given!r}", allowed=allowed, remedy=f"change {key} in the job file")
+
+
+def _allowed(finding: Any) -> str:
+    kind, context = finding["type"], finding.get("ctx", {})
+    if kind == "literal_error":
+        return context["expected"].replace("'", '"')
+    if kind == "greater_than_equal":
+        return f"{context['ge']} or more"
+    if kind == "greater_than":
+        return f"more than {context['gt']}"
+    return _EXPECTED.get(kind, finding["msg"])
+
+
+def _keys_beside(key: str, table: Any) -> list[str]:
+    """The keys that the table holding `key` may have."""
+    for part in key.split(".")[:-1]:
+        annotation = table.model_fields[part].annotation
+        table = next(t for t in (annotation, *getattr(annotation, "__args__", ())) if hasattr(t, "model_fields"))
+    return [name for name in table.model_fields if name != "directory"]
+
+
+def unknown_key(key: str, given: object, allowed: list[str]) -> Refused:
+    close = difflib.get_close_matches(key.rpartition(".")[2], allowed, n=1)
+    remedy = f"did you mean {close[0]!r}?" if close else "take it out of the job file"
+    return Refused(key, given=f"{given!r} (an unknown key)", allowed=", ".join(allowed), remedy=remedy)

@@ -1,0 +1,192 @@
+"""Some of a model's output steps and channels: only these are differentiated, by every kernel alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from keras import layers
+
+import sensitivity
+from sensitivity import walks
+from sensitivity.audit import audit
+from sensitivity.engine import Tuned
+from sensitivity.errors import Refused
+from sensitivity.heads import Selection, select
+from sensitivity.job import SensitivitySection
+from sensitivity.kernels import KERNELS, why_not
+from sensitivity.model import ModelFacts, Target, describe, describe_call
+from sensitivity.plan import call_memory
+from sensitivity.products import Seen, contracted, vjp
+from sensitivity.setting import Setting
+from tests.conftest import sequential, tape_jacobian, worst
+
+SHAPE = (11, 2)
+
+
+def windows_of(count: int) -> np.ndarray:
+    return np.random.default_rng(3).standard_normal((count, *SHAPE)).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def recurrent():
+    """An output of three channels at every step, and its Jacobian by the tape."""
+    parts = [layers.LSTM(4, return_sequences=True), layers.Dense(3, "tanh"), layers.GRU(3, return_sequences=True)]
+    model = sequential(SHAPE, *parts)
+    return model, tape_jacobian(model, windows_of(3))
+
+
+@pytest.fixture(scope="module")
+def forecast():
+    """A forecast of four steps, two channels each, and its Jacobian by the tape."""
+    model = sequential(SHAPE, layers.LSTM(4), layers.Dense(8), layers.Reshape((4, 2)))
+    return model, tape_jacobian(model, windows_of(3))
+
+
+def differentiated(model, kernel: str, outputs_per_call: int | None = None, **wanted):
+    facts = describe_call(model, SHAPE, of="output", dtype="float32", **wanted)
+    engine = Tuned(Target(model, facts), Setting(kernel, 3, kernel != "forward", outputs_per_call=outputs_per_call))
+    prediction, jacobian = engine(windows_of(3))
+    np.testing.assert_allclose(prediction, Target(model, facts)(windows_of(3)), rtol=1e-5, atol=1e-6)
+    return jacobian
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("wanted", [{"output_steps": [1, -1], "outputs": [1]}, {"outputs": ["output_0"]}])
+def test_every_kernel_differentiates_what_is_wanted(forecast, kernel, wanted):
+    model, expected = forecast
+    facts = describe_call(model, SHAPE, of="output", dtype="float32", **wanted)
+    if why_not(kernel, facts) is not None:
+        assert (kernel, facts.target_size > 1) == ("gradient", True)
+        return
+    steps, channels = ([1, 3], [1]) if "output_steps" in wanted else ([0, 1, 2, 3], [0])
+    assert worst(differentiated(model, kernel, **wanted), expected[:, steps][:, :, channels]) < 1e-5
+
+
+def test_one_output_of_many_is_a_gradient(forecast):
+    model, expected = forecast
+    found = differentiated(model, "gradient", output_steps=[2], outputs=[1])
+    assert worst(found, expected[:, 2:3, 1:]) < 1e-5
+
+
+@pytest.mark.parametrize("wanted", ["3:8", [0, 4, 9], "::2", [-1]])
+@pytest.mark.parametrize("split", [None, 4])
+def test_a_scan_walks_back_from_the_steps_that_are_wanted(recurrent, wanted, split):
+    model, expected = recurrent
+    steps = list(select(11, "abc", wanted, None).steps)
+    outputs = split if split and len(steps) * 2 > split else None
+    found = differentiated(model, "scan", outputs, output_steps=wanted, outputs=[0, 2])
+    assert worst(found, expected[:, steps][:, :, [0, 2]]) < 1e-5
+
+
+@pytest.mark.parametrize("wanted", [None, "3:9", [0, 4, 9]])
+@pytest.mark.parametrize("max_lag", [0, 3, 10])
+def test_lags_of_the_steps_that_are_wanted(recurrent, wanted, max_lag):
+    model, expected = recurrent
+    steps = select(11, "abc", wanted, None).steps or range(11)
+    for split in (None, 6):
+        found = differentiated(model, "scan", split, output_steps=wanted, max_lag=max_lag)
+        assert found.shape == (3, len(steps), 3, max_lag + 1, 2)
+        for number, step in enumerate(steps):
+            seen = min(max_lag, step) + 1
+            assert worst(found[:, number, :, -seen:], expected[:, step, :, step + 1 - seen : step + 1]) < 1e-5
+            assert not found[:, number, :, :-seen].any()
+
+
+def test_blocks_give_the_steps_that_are_wanted(recurrent, monkeypatch):
+    model, expected = recurrent
+    monkeypatch.setattr(walks, "WORTH", 0.0)
+    monkeypatch.setattr(walks, "MOST_JOINED", 4)
+    found = differentiated(model, "scan", output_steps=[0, 1, 5, 10], outputs=[1, 2])
+    assert worst(found, expected[:, [0, 1, 5, 10]][:, :, [1, 2]]) < 1e-5
+
+
+def test_outputs_without_a_channel_axis_are_chosen_by_number():
+    model = sequential(SHAPE, layers.LSTM(3, return_sequences=True), layers.Dense(1), layers.Flatten())
+    expected = tape_jacobian(model, windows_of(3))
+    for kernel in ("scan", "batch_jacobian"):
+        assert worst(differentiated(model, kernel, outputs=["output_2", 7]), expected[:, [2, 7]]) < 1e-5
+
+
+def test_fewer_outputs_take_less_memory(recurrent):
+    def bytes_of(**wanted):
+        facts = describe_call(recurrent[0], SHAPE, of="output", dtype="float32", **wanted)
+        return call_memory(facts, Setting("scan", 64))
+
+    assert bytes_of(output_steps=[-1]) < bytes_of(output_steps="::2") < bytes_of()
+    assert bytes_of(outputs=[0]) < bytes_of()
+
+
+@pytest.mark.parametrize("wanted", [None, [0, 4, 9]])
+def test_a_band_is_checked_at_its_beginning_too(recurrent, wanted):
+    """By what a product of the whole and one of the band have in common, at the ends and between."""
+    model, _ = recurrent
+    facts = describe_call(model, SHAPE, of="output", dtype="float32", max_lag=3, output_steps=wanted)
+    target = Target(model, facts)
+    _, jacobian = Tuned(target, Setting("scan", 3))(windows_of(3))
+    seen = Seen.of(facts, 3)
+    assert 0 in seen.firsts
+    assert len(set(seen.firsts)) > 1
+    vectors = seen.vectors(np.random.default_rng(0).standard_normal((3, *facts.target_shape)).astype("float32"))
+    expected = seen.steps(vjp(target, windows_of(3), vectors))
+    assert np.abs(expected).min(axis=1).max() > 0
+    assert worst(contracted(vectors, seen.rows(jacobian)), expected) < 1e-5
+    for part in (slice(0, 1), slice(-1, None)):  # what is wrong is seen, wherever it is
+        wrong = jacobian.copy()
+        wrong[:, part, :, -1] += 1
+        assert worst(contracted(vectors, seen.rows(wrong)), expected) > 1e-2
+    audited = audit(target, lambda windows: Tuned(target, Setting("scan", 5))(windows), windows_of(5))
+    assert audited.vjp_error < 1e-5
+    assert audited.jvp_error is None or audited.jvp_error < 1e-5
+    assert audited.difference_error < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("steps", "names", "expected"),
+    [
+        (None, None, Selection()),
+        ([0, 1, 2], None, Selection()),
+        ("::", ("a", "b"), Selection()),
+        ([-3, -1], [1], Selection((0, 2), (1,))),
+        ("1:", ("b",), Selection((1, 2), (1,))),
+        (":-1", ("a", 1), Selection((0, 1))),
+        ("::2", None, Selection((0, 2))),
+    ],
+)
+def test_steps_and_channels_by_number_name_and_slice(steps, names, expected):
+    assert select(3, ("a", "b"), steps, names) == expected
+
+
+@pytest.mark.parametrize("steps", [[3], [-4], [1, 1], [2, 0], [2, -2], "3:", ":0"])
+def test_steps_that_are_not_there_are_refused(steps):
+    with pytest.raises(Refused, match="(?s)sensitivity.output_steps.*3 output steps.*from 0 to 2"):
+        select(3, ("a",), steps, None)
+
+
+@pytest.mark.parametrize("names", [["c"], [2], [-1], ["b", "a"], ["a", 0]])
+def test_channels_that_are_not_there_are_refused(names):
+    with pytest.raises(Refused, match=r"(?s)sensitivity.outputs.*a, b, or their numbers"):
+        select(3, ("a", "b"), None, names)
+
+
+@pytest.mark.parametrize("wanted", ["5", "a:b", "1:2:-1", "::0", [], [1.5], "", [True]])
+def test_what_is_no_list_or_slice_of_steps_is_refused(wanted):
+    with pytest.raises(ValueError, match="output_steps"):
+        SensitivitySection(output_steps=wanted)
+
+
+def test_facts_say_which_steps_and_survive_their_file(recurrent):
+    windows = sensitivity.job.WindowsSection(length=11)
+    facts = describe(recurrent[0], windows, 2, output_steps=[-2, -1], outputs=["output_1"])
+    assert (facts.output_steps, facts.outputs, facts.target_shape) == (2, ("output_1",), (2, 1))
+    assert facts.selection == Selection((9, 10), (1,))
+    assert ModelFacts.from_json(facts.to_json()) == facts
+    assert facts.scan.outputs == 1
+
+
+def test_a_notebook_asks_for_some_outputs(recurrent):
+    model, expected = recurrent
+    numbers = np.array([2, 10])
+    found = sensitivity.jacobian(model, windows_of(3), output_steps=numbers, outputs=["output_2"], kernel="scan")
+    assert worst(found, expected[:, numbers][:, :, 2:]) < 1e-5
+    again = sensitivity.jacobian(model, windows_of(3), output_steps=[3], outputs=["output_2"], kernel="scan")
+    assert worst(again, expected[:, 3:4, 2:]) < 1e-5
