@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from .layers import keras
+from .walks import FEW_ROWS
 
-FEW_ROWS = 8  # below, rows go through the gates one by one; from here on, a step's own matrices are worth forming
 _ZERO = tf.UnconnectedGradients.ZERO
 
 

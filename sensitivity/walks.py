@@ -15,7 +15,8 @@ from typing import Literal
 
 MOST_JOINED, LEAST_LENGTH = 16, 16  # blocks that are joined each with each; steps of one that joins its neighbours
 WORTH = 1.4  # times the rows a step of a walk over blocks are worth joining for
-MATRICES = 10  # rows that forming the matrices of a step costs as much as
+FEW_ROWS = 8  # from here on, a step's own matrices are worth forming
+MATRICES = 10  # rows that forming them costs as much as
 
 
 @dataclass(frozen=True)
@@ -81,17 +82,18 @@ def numbers(scan: ScanFacts, walk: Walk, steps: int, features: int, rows: int, l
     features: numbers of a step of the window. rows: outputs a call. lags: that the result has of each.
     """
     result = rows * lags * features
-    kept = steps * scan.saved + _seeds(scan, walk, rows)
+    kept = 4 * steps * scan.saved // 3 + _seeds(scan, walk, rows)
+    alone = rows if walk.kind == "whole" else walk.length * scan.outputs
+    beside = alone + (scan.states if walk.kind == "blocks" else 0)  # rows of one sample
+    matrices = scan.matrices if beside >= FEW_ROWS else 0
+    walked = walk.count * (4 * beside * scan.row + 2 * matrices)
     if walk.kind == "whole":
-        return kept + 4 * rows * scan.row + 2 * scan.matrices + 3 * result
-    alone = walk.length * scan.outputs
+        return kept + walked + 4 * result
     if walk.kind == "spans":
-        side_by_side, wide = walk.count * alone, lags + walk.length
-        emitted = side_by_side * wide * features
-        return kept + 4 * side_by_side * scan.row + 2 * walk.count * scan.matrices + 3 * emitted + 2 * result
-    side_by_side, wide = walk.count * (alone + scan.states), walk.length
-    emitted = side_by_side * (wide * features + scan.states)
-    return kept + 4 * side_by_side * scan.row + 2 * walk.count * scan.matrices + 2 * emitted + 3 * result
+        emitted = walk.count * alone * (lags + walk.length) * features
+        return kept + walked + 2 * emitted + 3 * result
+    emitted = walk.count * beside * (walk.length * features + scan.states)
+    return kept + walked + 2 * emitted + 4 * result
 
 
 def _seeds(scan: ScanFacts, walk: Walk, rows: int) -> int:

@@ -14,7 +14,6 @@ from keras import layers, ops
 
 from sensitivity import walks
 from sensitivity.candidates import choose, families, halved
-from sensitivity.cells import FEW_ROWS
 from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
 from sensitivity.job import SensitivitySection
@@ -22,6 +21,7 @@ from sensitivity.loading import cast
 from sensitivity.model import Target, describe_call
 from sensitivity.plan import bytes_per_window, call_memory
 from sensitivity.setting import Setting
+from sensitivity.walks import FEW_ROWS
 from tests.conftest import sequential, tape_jacobian, worst
 
 SHAPE = (6, 3)
