@@ -1,4 +1,4 @@
-"""Runs of causal recurrent models: scanned, whole or with lags up to a limit."""
+"""Runs of causal recurrent models: scanned, whole or of some outputs, or with lags up to a limit."""
 
 from __future__ import annotations
 
@@ -61,6 +61,25 @@ def test_a_run_continues_with_its_own_limit_only(write_job, causal):
         run_job(Job.load(write_job(causal, frame(STEPS), sensitivity={"max_lag": 3})), How(serial=True))
     with pytest.raises(Refused, match="0 or more"):
         Job.load(write_job(causal, frame(STEPS), sensitivity={"max_lag": -1}))
+
+
+def test_a_run_keeps_the_outputs_that_are_wanted_by_their_steps(write_job, causal):
+    wanted = {"output_steps": [1, -1], "outputs": ["output_1"]}
+    summary = run_job(Job.load(write_job(causal, frame(STEPS), sensitivity=wanted)), How(serial=True))
+    stored = sensitivity.open_run(summary.run.path)
+    assert stored["jacobian"].dims == ("time", "output_step", "output", "lag", "feature")
+    assert (stored["output_step"].values.tolist(), stored["output"].values.tolist()) == ([1, 5], ["output_1"])
+    assert worst(stored["jacobian"].values, expected(causal)[:, [1, 5]][:, :, 1:]) < 1e-5
+    assert stored["prediction"].shape == (STEPS - 5, 2, 1)
+    answer = CliRunner().invoke(main, ["query", str(summary.run.path), "importance", "--format", "json"])
+    assert {(row["output_step"], row["output"]) for row in json.loads(answer.output)} == {
+        (1, "output_1"),
+        (5, "output_1"),
+    }
+    with pytest.raises(Refused, match=r"sensitivity.output_steps: the run has \[1, 5\], the job None"):
+        run_job(Job.load(write_job(causal, frame(STEPS), sensitivity={"outputs": [1]})), How(serial=True))
+    again = {**wanted, "outputs": [1]}  # the same by its number
+    assert run_job(Job.load(write_job(causal, frame(STEPS), sensitivity=again)), How(serial=True)).complete
 
 
 def test_a_causal_model_is_scanned_whole_without_a_limit(write_job, causal):
