@@ -13,6 +13,7 @@ from keras import layers
 from sensitivity import candidates, choices, meter, tuning
 from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
+from sensitivity.heads import Selection
 from sensitivity.job import SensitivitySection
 from sensitivity.model import CallFacts, Target, describe_call
 from sensitivity.plan import call_memory
@@ -265,7 +266,7 @@ def test_the_compiler_is_asked_before_a_window_is_too_large(wide, patient, monke
 
 # ---- families and sizes ----------------------------------------------------------------------------
 
-FACTS = CallFacts((10, 2), (5,), 100, 200, (), None, "no recurrent layer", None, True, 50, "float32")
+FACTS = CallFacts((10, 2), (5,), 100, 200, (), None, "no recurrent layer", None, Selection(), True, 50, "float32")
 
 
 def ways(facts: CallFacts, wanted: SensitivitySection = AUTO, **more) -> list[str]:
