@@ -49,7 +49,7 @@ def families(wanted: SensitivitySection, facts: CallFacts, *, gpu: bool = False)
     """Every way to serve the model that the user leaves open, the one expected to be fastest first, of one window each.
 
     One output a window: `gradient`. Fewer inputs than outputs: `forward` too. XLA where it gives the tape's numbers.
-    Recurrent models: a loop over outputs first, since pfor needs many times its memory.
+    Recurrent models: a scan, then a loop over outputs, since pfor needs many times its memory.
     """
     _require_able(wanted, facts)
     rows = None if wanted.parallel_iterations == "auto" else wanted.parallel_iterations
@@ -80,9 +80,8 @@ def _kernels(wanted: SensitivitySection, facts: CallFacts) -> list[str]:
     scan = ["scan"] if facts.scan else []
     if why_not("gradient", facts) is None:
         return ["gradient", *scan]
-    if facts.source_size >= facts.target_size:
-        return [*scan, "batch_jacobian"]
-    return [*scan, "batch_jacobian", "forward"] if facts.recurrent else ["forward", "batch_jacobian"]
+    forward = ["forward"] if facts.source_size < facts.target_size else []
+    return [*scan, "batch_jacobian", *forward] if facts.recurrent else [*forward, "batch_jacobian", *scan]
 
 
 def _pfor(wanted: SensitivitySection) -> tuple[bool, ...]:

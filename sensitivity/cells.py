@@ -1,4 +1,4 @@
-"""Recurrent cells, run forward over all steps and pulled back one step at a time.
+"""Cells, recurrent ones and causal convolutions, run forward over all steps and pulled back one step at a time.
 
 A cell is run once, which gives its outputs and a trace: what `pull` needs of each step, time first. `pull` is the
 vector-Jacobian product of one step for many rows at once. Shapes: T steps, B windows, R rows of adjoints, I inputs of
@@ -19,11 +19,14 @@ _ZERO = tf.UnconnectedGradients.ZERO
 
 
 class Cell(Protocol):
-    """widths: of the states. output_width: U. saved: numbers a step that running keeps, beside inputs and outputs."""
+    """widths: of the states. output_width: U. saved: numbers a step that running keeps, beside inputs and outputs.
+    matrices: numbers of those that are formed at each step to pull many rows back.
+    """
 
     widths: tuple[int, ...]
     output_width: int
     saved: int
+    matrices: int
 
     def run(self, inputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """inputs (B, T, I) → outputs (B, T, U), and the trace: tensors (T, B, …) in any structure."""
@@ -37,8 +40,10 @@ class Cell(Protocol):
         ...
 
 
-def cells_of(layer: keras.layers.RNN) -> list[Cell]:
-    """The layer's cells, those of `StackedRNNCells` one after another."""
+def cells_of(layer: keras.Layer) -> list[Cell]:
+    """The cells of a recurrent layer, those of `StackedRNNCells` one after another; of a convolution itself."""
+    if isinstance(layer, keras.layers.Conv1D):
+        return [Delayed(layer)]
     stacked = isinstance(layer.cell, keras.layers.StackedRNNCells)
     cells = layer.cell.cells if stacked else [layer.cell]
 
@@ -112,6 +117,7 @@ class Gated:
         self.output_width = cell.units
         self.widths = (cell.units,) * (2 if type(cell) is keras.layers.LSTMCell else 1)
         self.saved = cell.units * (self._gate_count + len(self.widths))
+        self.matrices = sum(self.widths) * (cell.kernel.shape[0] + cell.units)
 
     def run(self, inputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """In Keras' own order of adding: without XLA the outputs round as the model's, so kinks are passed alike."""
@@ -242,7 +248,7 @@ class AnyCell:
         self._structure = cell.state_size
         self.widths = tuple(keras.tree.flatten(cell.state_size))
         self.output_width = getattr(cell, "output_size", None) or self.widths[0]
-        self.saved = self.output_width + 2 * sum(self.widths)
+        self.saved, self.matrices = self.output_width + 2 * sum(self.widths), 0
 
     def run(self, inputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
         batch, steps, _ = inputs.shape
@@ -278,6 +284,52 @@ class AnyCell:
 
         *pulled, by_input = over_rows(one_row, given)
         return pulled, by_input
+
+
+# ---- causal convolutions -----------------------------------------------------------------------------
+
+
+class Delayed:
+    """Conv1D with `padding="causal"`: y_s = φ(Σ_j W_j·x_{s-j·d} + b) for j from 0 to k - 1, whose state is the last
+    (k - 1)·d inputs, the newest first.
+    """
+
+    def __init__(self, layer: keras.layers.Conv1D) -> None:
+        self._layer = layer
+        (count,), (self._dilation,) = layer.kernel_size, layer.dilation_rate
+        self._delay, self._inputs = (count - 1) * self._dilation, layer.kernel.shape[1]
+        self.widths: tuple[int, ...] = (self._delay * self._inputs,)
+        self.output_width = layer.filters
+        self.saved, self.matrices = layer.filters, 0
+
+    def run(self, inputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        padded = tf.pad(inputs, [[0, 0], [self._delay, 0], [0, 0]])
+        kernel, bias = tf.convert_to_tensor(self._layer.kernel), self._layer.bias
+        sums = _sum([tf.nn.conv1d(padded, kernel, 1, "VALID", dilations=self._dilation), bias])
+        return self._layer.activation(sums), tf.transpose(sums, (1, 0, 2))
+
+    def pull(self, at: Any, output: tf.Tensor | None, states: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        (after,) = states
+        newest, older = after[..., : self._inputs], after[..., self._inputs :]
+        before = tf.pad(older, [[0, 0], [0, 0], [0, self._inputs]])
+        if output is None:
+            return [before], newest
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(at)
+            activated = self._layer.activation(at)
+        sums = output * tape.gradient(activated, at)[:, None]
+        by_input, *by_older = (tf.matmul(sums, w, transpose_b=True) for w in reversed(tf.unstack(self._layer.kernel)))
+        gap = tf.zeros((*sums.shape[:2], (self._dilation - 1) * self._inputs), sums.dtype)
+        return [before + tf.concat([part for own in by_older for part in (gap, own)], -1)], newest + by_input
+
+
+def is_causal(layer: Any) -> bool:
+    """Whether a convolution sees its own and earlier steps alone, all of them, in a way that `Delayed` knows."""
+    plain = layer.padding == "causal" and layer.groups == 1 and layer.strides == (1,) and layer.kernel_size != (1,)
+    return plain and _is_unitwise(layer.activation, layer.filters, layer.compute_dtype)
+
+
+# ---- of all of them ----------------------------------------------------------------------------------
 
 
 def over_rows(function: Callable[[list[tf.Tensor]], list[tf.Tensor]], rows: list[tf.Tensor]) -> list[tf.Tensor]:

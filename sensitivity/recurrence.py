@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .cells import AnyCell, Cell, cells_of
+from .cells import AnyCell, Cell, cells_of, is_causal
 from .heads import heads, joined
 from .layers import keras
 from .walks import ScanFacts
@@ -37,22 +37,23 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """An operation of the graph, from values to values by their numbers."""
+    """An operation of the graph, from values to values by their numbers.
+
+    size: numbers that it gives, of a sample. has_state: it is a recurrent layer, or a causal convolution, which
+    remembers a few steps.
+    """
 
     operation: Any
     arguments: Any
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    size: int  # numbers that it gives, of a sample
+    size: int
+    has_state: bool
 
     def __call__(self, *inputs: Any) -> list[Any]:
         given = {id(tensor): value for tensor, value in zip(self.arguments.keras_tensors, inputs, strict=True)}
         args, kwargs = self.arguments.fill_in(given)
         return keras.tree.flatten(self.operation(*args, **kwargs))
-
-    @property
-    def is_recurrent(self) -> bool:
-        return isinstance(self.operation, keras.layers.RNN)
 
     @property
     def name(self) -> str:
@@ -86,7 +87,7 @@ class Recurrence:
     def sources(self) -> list[int]:
         """The sequences that outputs are read from: the window, and what the recurrent layers give."""
         every = [WINDOW, *(call.outputs[0] for call in self.cells)]
-        return [value for value in every if value in _needed([c for c in self.calls if not c.is_recurrent], self.ends)]
+        return [value for value in every if value in _needed([c for c in self.calls if not c.has_state], self.ends)]
 
     @property
     def ends(self) -> list[int]:
@@ -97,13 +98,13 @@ class Recurrence:
     def inner(self) -> list[Call]:
         """The calls that recurrent layers depend on, and these: what a step is pulled back through."""
         needed = _needed(list(self.calls), [call.inputs[0] for call in self.cells])
-        return [call for call in self.calls if call.is_recurrent or needed.intersection(call.outputs)]
+        return [call for call in self.calls if call.has_state or needed.intersection(call.outputs)]
 
     def facts(self, target_shape: tuple[int, ...]) -> ScanFacts:
         cells = [(self.widths[call.inputs[0]], cell) for call, cells in self.cells.items() for cell in cells]
         outputs = math.prod(target_shape[1:]) if self.is_sequence else 0
-        between = [call for call in self.inner if not call.is_recurrent]
-        read = [call for call in self.calls if not call.is_recurrent and call not in between]
+        between = [call for call in self.inner if not call.has_state]
+        read = [call for call in self.calls if not call.has_state and call not in between]
         kept = [inputs + cell.saved + cell.output_width for inputs, cell in cells]
         return ScanFacts(
             outputs=outputs,
@@ -112,7 +113,7 @@ class Recurrence:
             seeds=outputs * self._width([*self.sources, *_given(read)]),
             head=sum(call.size for call in self.head) + self._width(self.sources),
             row=sum(inputs + sum(cell.widths) for inputs, cell in cells) + self._width(_given(between)),
-            matrices=sum(sum(cell.widths) * (inputs + cell.output_width) for inputs, cell in cells),
+            matrices=sum(cell.matrices for _, cell in cells),
         )
 
     def _width(self, values: list[int]) -> int:
@@ -121,7 +122,7 @@ class Recurrence:
     def read(self, values: Mapping[int, tf.Tensor]) -> tf.Tensor:
         """The target, from what `sources` are: sequences of any number of steps, or of the last step alone."""
         known = dict(values)
-        evaluate([call for call in self.calls if not call.is_recurrent], known)
+        evaluate([call for call in self.calls if not call.has_state], known)
         for value, sequence in self.last.items():
             known[value] = _at_last(known[sequence])
         evaluate(self.head, known)
@@ -159,9 +160,9 @@ def recurrence(
     walk = _Walk(needed, input_shape[0], dtype, {WINDOW: input_shape[1:]})
     asked = [call for call in graph.calls if needed.intersection(call.outputs)]
     for call in asked:  # before the operations that they are made of, which have no names of the user's
-        if reason := _unfit_anywhere(call.operation, dtype) or (call.is_recurrent and _why_not_forward(call)):
+        if reason := _unfit_anywhere(call.operation, dtype) or _why_not_forward(call):
             raise Unfit(f"{call.name} {reason}")
-    if not any(call.is_recurrent for call in asked):
+    if not any(call.has_state for call in asked):
         raise Unfit("the model has no recurrent layer")
     for call in asked:
         walk.visit(call)
@@ -219,7 +220,9 @@ class _Graph:
         outputs = list(range(self._count, self._count + len(node.outputs)))
         self._count += len(outputs)
         size = sum(math.prod(length or 1 for length in tensor.shape[1:]) for tensor in node.outputs)
-        self.calls.append(Call(node.operation, node.arguments, tuple(inputs), tuple(outputs), size))
+        layer = node.operation
+        has_state = isinstance(layer, keras.layers.RNN) or (type(layer) is keras.layers.Conv1D and is_causal(layer))
+        self.calls.append(Call(layer, node.arguments, tuple(inputs), tuple(outputs), size, has_state))
         return outputs
 
 
@@ -236,12 +239,12 @@ class _Walk:
     def visit(self, call: Call) -> None:
         along = [value in self.shapes for value in call.inputs]
         if not any(along):
-            if call.is_recurrent:
+            if call.has_state:
                 raise Unfit(f"{call.name} begins anew after the last step")
             self.head.append(call)
         elif not all(along):
             raise Unfit(f"{call.name} mixes sequences with what is left after the last step")
-        elif call.is_recurrent:
+        elif call.has_state:
             self._visit_recurrent(call)
         else:
             self._visit_other(call)
@@ -254,7 +257,7 @@ class _Walk:
             raise Unfit(f"{call.name} takes more than a vector a step")
         cells = cells_of(layer)
         _require_steps_back(call, cells, self.shapes[call.inputs[0]][0], self.dtype)
-        if layer.return_sequences:
+        if getattr(layer, "return_sequences", True):
             sequence = call.outputs[0]
         else:  # the layer's every output has a number of its own
             sequence = -call.outputs[0]
@@ -286,6 +289,8 @@ class _Walk:
 
 def _why_not_forward(call: Call) -> str:
     layer, arguments = call.operation, call.arguments
+    if not isinstance(layer, keras.layers.RNN):
+        return ""
     given = dict(zip(("initial_state", "mask", "training"), arguments.args[1:], strict=False)) | arguments.kwargs
     if type(layer).call not in _KERAS_CALLS or type(layer).inner_loop not in _KERAS_LOOPS:
         return "has a loop of its own"

@@ -89,7 +89,7 @@ def forward(model: Recurrence, windows: tf.Tensor) -> Passed:
     """All steps of one layer, then all of the next."""
     passed = Passed(model, {WINDOW: windows}, {})
     for call in model.calls:
-        if not call.is_recurrent:
+        if not call.has_state:
             evaluate([call], passed.values)
             continue
         sequence, traces = passed.values[call.inputs[0]], []
@@ -112,7 +112,7 @@ def pulled_back(
     reached, left = dict(seeds), list(adjoints)
     before: Adjoints = []
     for call in reversed(passed.model.inner):
-        if call.is_recurrent:
+        if call.has_state:
             adjoint = reached.pop(call.outputs[0], None)
             for cell, trace in zip(reversed(passed.model.cells[call]), reversed(passed.traces[call]), strict=True):
                 states, adjoint = cell.pull(passed.trace_at(trace, s), adjoint, left.pop())

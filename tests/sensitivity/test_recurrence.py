@@ -82,6 +82,9 @@ UNFIT = {
     "bidirectional.*goes backwards too": lambda: sequential(SHAPE, layers.Bidirectional(layers.LSTM(2))),
     "lstm.*goes backwards": lambda: sequential(SHAPE, layers.LSTM(2, go_backwards=True)),
     "conv1d.*mixes neighbouring steps": lambda: sequential(SHAPE, layers.Conv1D(2, 2, padding="same"), layers.GRU(2)),
+    "conv1d.*mixes neighbouring.steps": lambda: sequential(
+        SHAPE, layers.Conv1D(2, 2, padding="causal", activation="softmax"), layers.GRU(2)
+    ),
     "masking.*masks steps": lambda: sequential(SHAPE, layers.Masking(), layers.LSTM(2)),
     "multi_head_attention.*attends": lambda: functional(
         lambda x: layers.LSTM(2)(layers.MultiHeadAttention(1, 2)(x, x))

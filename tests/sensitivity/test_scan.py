@@ -70,6 +70,10 @@ def weighted(model: keras.Model) -> keras.Model:
     return model
 
 
+def causal(filters: int, size: int, activation: str | None, **options: Any) -> layers.Conv1D:
+    return layers.Conv1D(filters, size, padding="causal", activation=activation, **options)
+
+
 def stacked() -> keras.Model:
     cells = [layers.LSTMCell(4), layers.GRUCell(3, reset_after=False), layers.SimpleRNNCell(4)]
     return sequential(SHAPE, layers.RNN(layers.StackedRNNCells(cells), **SEQUENCE), layers.Dense(2))
@@ -89,6 +93,8 @@ MODELS = {
     "stacked cells": stacked,
     "branches": branches,
     "residual": residual,
+    "a convolution before": lambda: sequential(SHAPE, causal(4, 3, "tanh"), layers.GRU(3, **SEQUENCE), layers.Dense(2)),
+    "convolutions": lambda: sequential(SHAPE, causal(4, 2, "gelu"), causal(3, 3, None, dilation_rate=2)),
     "no channel axis": lambda: sequential(SHAPE, layers.LSTM(4, **SEQUENCE), layers.Dense(1), layers.Flatten()),
 }
 
@@ -219,7 +225,7 @@ LONG = (23, 3)
 @pytest.fixture(scope="module")
 def deep():
     """A model with something before, between and after its layers, and its Jacobian by the tape."""
-    between = [layers.LayerNormalization(), layers.GRU(3, **SEQUENCE), layers.Dense(2)]
+    between = [layers.LayerNormalization(), causal(3, 2, "tanh"), layers.GRU(3, **SEQUENCE), layers.Dense(2)]
     model = sequential(LONG, layers.Dense(4, "tanh"), layers.LSTM(5, **SEQUENCE), *between)
     return model, tape_jacobian(model, windows_of(3, LONG))
 
@@ -321,6 +327,12 @@ def test_time_is_never_part_of_the_graph():
 
     assert operations(16) == operations(12)
     assert operations(2000) < 1.01 * operations(1000)
+
+
+def test_causal_convolutions_are_timed_both_ways():
+    facts = target_of(MODELS["convolutions"]()).facts
+    assert {setting.kernel for setting in families(SensitivitySection(), facts)} == {"scan", "batch_jacobian"}
+    assert choose(SensitivitySection(), facts, 10**9, 64).kernel == "batch_jacobian"
 
 
 def test_recurrent_models_are_scanned_unless_something_else_is_asked():
