@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from .layers import keras
@@ -93,15 +94,27 @@ def is_gated(cell: Any) -> bool:
 
 
 def _is_unitwise(activation: Any, units: int, dtype: str) -> bool:
-    """Whether each number is mapped alone: a softmax is not, nor is an activation with weights of its own."""
+    """Whether each number is mapped alone: a softmax is not, nor is an activation with weights of its own.
+
+    Tried by moving each unit in turn, for small numbers and for large ones. One that has no derivative at all, such as
+    a rounding, does not count either.
+    """
     if activation is None or isinstance(activation, keras.Layer):
         return activation is None
-    numbers = tf.reshape(tf.linspace(tf.constant(-2.1, dtype), 1.7, 2 * units), (2, units))
-    beside = tf.concat([[0.0], tf.ones(units - 1)], 0)  # the first of them is left as it is
+    numbers = tf.linspace(tf.constant(-2.1, dtype), 1.7, units)[None]
+    others = ~tf.eye(units, dtype="bool")
     try:
-        return bool(tf.reduce_all(activation(numbers)[:, 0] == activation(numbers + tf.cast(beside, dtype))[:, 0]))
+        for scale in (1.0, 1e3):
+            with tf.GradientTape() as tape:
+                tape.watch(numbers)
+                found = activation(scale * numbers)
+            moved = activation(scale * (numbers + tf.eye(units, dtype=dtype)))
+            same = np.isclose(moved, found, rtol=1e-5, atol=1e-6, equal_nan=True)
+            if not same[others.numpy()].all() or tape.gradient(found, numbers) is None:
+                return False
     except Exception:  # whatever a user's function raises: its cell is differentiated as a whole
         return False
+    return True
 
 
 class Gated:

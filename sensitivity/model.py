@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from .errors import Refused
+from .fitness import Unfit
 from .heads import Selection, heads, joined, labels, require_floating, select, steps_and_channels
 from .job import WindowsSection
 from .layers import calls_wrapped, keras, leaf_layers, steps_folded
-from .recurrence import Unfit, recurrence
+from .recurrence import recurrence
 from .walks import ScanFacts, Walk, of_all_lags, of_last_lags
 
 
@@ -84,15 +85,16 @@ class CallFacts:
 
     def walk(self, rows: int) -> Walk:
         """How a scan walks back for so many outputs a call."""
-        steps = self.input_shape[0]
+        steps, features = self.input_shape[0], self.source_size // self.input_shape[0]
         if self.scan is None:
             raise ValueError(f"no scan serves this model: {self.no_scan}")
-        if not self.by_output_step:
-            whole = rows == self.target_size
-            return of_all_lags(self.scan, steps, rows) if whole else Walk("whole", steps)
+        if not self.scan.outputs or (rows < self.target_size and not self.by_output_step):
+            return Walk("whole", steps)
         at, count = self.output_at, rows // self.scan.outputs
+        if not self.by_output_step:
+            return of_all_lags(self.scan, steps, features, at)
         before = min(self.lags - 1, at[0] if count == len(at) else steps - count)
-        return of_last_lags(self.scan, self.lags, count, before, apart=at[-1] - at[0] >= len(at))
+        return of_last_lags(self.scan, self.lags, features, count, before, apart=at[-1] - at[0] >= len(at))
 
     @property
     def itemsize(self) -> int:
@@ -113,11 +115,15 @@ class ModelFacts(CallFacts):
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> ModelFacts:
-        content = {"scan": None, "no_scan": "a run of an earlier version", "max_lag": None, **content}
+        reason = "a run of an earlier version"
+        content = {"scan": None, "no_scan": reason, "max_lag": None, "selection": {}, **content}
         lists = {name: tuple(content[name]) for name in ("input_shape", "target_shape", "outputs")}
         lists["recurrent"] = tuple(map(tuple, content["recurrent"]))
         chosen = {name: None if part is None else tuple(part) for name, part in content["selection"].items()}
-        scan = ScanFacts(**content["scan"]) if content["scan"] else None
+        known = {part.name for part in fields(ScanFacts)} == set(content["scan"] or ())
+        scan = ScanFacts(**content["scan"]) if known else None
+        if content["scan"] and not known:
+            content["no_scan"] = reason
         return cls(**{**content, **lists, "scan": scan, "selection": Selection(**chosen)})
 
 

@@ -10,6 +10,7 @@ Three ways, of which the one with the fewest rows a step is taken (`kernels/bloc
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +18,7 @@ MOST_JOINED, LEAST_LENGTH = 16, 16  # blocks that are joined each with each; ste
 WORTH = 1.4  # times the rows a step of a walk over blocks are worth joining for
 FEW_ROWS = 8  # from here on, a step's own matrices are worth forming
 MATRICES = 10  # rows that forming them costs as much as
+PRODUCT = 0.25  # time of a multiplication in the large products that join blocks, by that of one in a walk
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,18 @@ class Walk:
     before: int = 0
 
 
-def of_all_lags(scan: ScanFacts, steps: int, rows: int) -> Walk:
-    """For `rows` outputs, spread over all of the window's `steps`."""
+def of_all_lags(scan: ScanFacts, steps: int, features: int, output_at: Sequence[int]) -> Walk:
+    """For the outputs of the steps `output_at`, of a window of `steps` with `features` numbers each."""
     length = -(-steps // MOST_JOINED)
-    with_states = scan.states + length * scan.outputs / 2
-    if not scan.outputs or rows / 2 <= WORTH * with_states:
+    count = -(-steps // length)
+    rows = scan.outputs * sum(step + 1 for step in output_at) / steps
+    joined = scan.outputs * len(output_at) * _products(scan, length, features) * count / 2 / steps
+    if rows <= WORTH * (scan.states + length * scan.outputs / 2 + joined):
         return Walk("whole", steps)
-    return Walk("blocks", length, -(-steps // length))
+    return Walk("blocks", length, count)
 
 
-def of_last_lags(scan: ScanFacts, lags: int, steps: int, before: int, *, apart: bool) -> Walk:
+def of_last_lags(scan: ScanFacts, lags: int, features: int, steps: int, before: int, *, apart: bool) -> Walk:
     """For the outputs of `steps` steps, each by its last `lags`.
 
     before: steps of the window before the first of them, up to lags - 1. apart: they do not follow one another.
@@ -68,11 +72,17 @@ def of_last_lags(scan: ScanFacts, lags: int, steps: int, before: int, *, apart: 
     length = min(steps, max(1, math.isqrt(2 * MATRICES * lags // scan.outputs)))
     spans = steps * (scan.outputs * (lags + length / 2) + MATRICES * (lags + length) / length)
     seen = before + steps
-    joined = min(seen, max(LEAST_LENGTH, scan.states // scan.outputs))
-    blocks = seen * (scan.states + joined * scan.outputs / 2 + MATRICES)
+    joined = min(seen, max(LEAST_LENGTH, scan.states // scan.outputs, -(-lags // MOST_JOINED)))
+    products = scan.outputs * _products(scan, joined, features) * min(seen, lags) / joined
+    blocks = seen * (scan.states + joined * scan.outputs / 2 + MATRICES + products)
     if spans <= blocks:
         return Walk("spans", length, -(-steps // length))
     return Walk("blocks", joined, -(-seen // joined), before)
+
+
+def _products(scan: ScanFacts, length: int, features: int) -> float:
+    """Joining one output with one earlier block, in pulls of a row through a step."""
+    return PRODUCT * scan.states * (scan.states + length * features) / max(scan.matrices, scan.row)
 
 
 def numbers(scan: ScanFacts, walk: Walk, steps: int, features: int, rows: int, lags: int) -> int:
@@ -86,7 +96,7 @@ def numbers(scan: ScanFacts, walk: Walk, steps: int, features: int, rows: int, l
     alone = rows if walk.kind == "whole" else walk.length * scan.outputs
     beside = alone + (scan.states if walk.kind == "blocks" else 0)  # rows of one sample
     matrices = scan.matrices if beside >= FEW_ROWS else 0
-    walked = walk.count * (4 * beside * scan.row + 2 * matrices)
+    walked = walk.count * (4 * beside * scan.row + 2 * matrices + scan.saved)
     if walk.kind == "whole":
         return kept + walked + 4 * result
     if walk.kind == "spans":

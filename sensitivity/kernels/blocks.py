@@ -8,14 +8,14 @@ pass from block to block through the S states alone: for an output t of block I 
                                                        Q_s = ∂z after J/∂x_s   (S, features)
 
 All three come from one walk over each block, in which S rows for the states after it begin beside its outputs' rows.
-That is S + n·O/2 rows a step for blocks of n steps, whatever T is, and matrix products of S·(S + n·features) for every
-pair of blocks. Outputs that see only the last `lags` steps need only the nearest blocks.
+That is S + n·O/2 rows a step for blocks of n steps, whatever T is, and matrix products of n·O·S·(S + n·F)
+multiplications for every pair of blocks. Outputs that see only the last `lags` steps need only the nearest blocks.
 
 *Spans.* Where these are fewer than the states, n steps' outputs are walked back with the lags - 1 steps before them,
-which the next span has too: (lags + n)·n·O row-steps for n steps, and none for states.
+which the next span has too: (lags + n/2)·n·O row-steps for n steps, and none for states.
 
-Shapes: B windows, N blocks or spans of n output steps, O outputs a step, S numbers in all states of all cells, F
-features.
+Shapes: B windows, N blocks or spans of n output steps each, which are N·B samples of a walk, O outputs a step, S
+numbers in all states of all cells, F features.
 """
 
 from __future__ import annotations
@@ -89,8 +89,7 @@ def last_lags_by_spans(passed: Passed, seeds: Seeds, firsts: tf.Tensor, length: 
     """Outputs of `length` steps from each of `firsts` (N) on by the last `lags` steps: (B, N·n, O, lags, features)."""
     spans = replace(passed, spans=firsts - (lags - 1), length=lags - 1 + length)
     found = seeds(firsts[:, None] + tf.range(length))
-    steps = lags - 1 + tf.range(length)
-    _, emitted = climbed_down(spans, found, steps, no_adjoints(spans, 0))
+    _, emitted = climbed_down(spans, found, range(lags - 1, lags - 1 + length), no_adjoints(spans, 0))
     stacked = emitted.stack()
     apart = tf.reshape(stacked, (spans.steps, firsts.shape[0], -1, length, stacked.shape[2] // length, passed.features))
     return _by_lag(tf.transpose(apart, (1, 2, 4, 5, 3, 0)), lags)
@@ -120,7 +119,7 @@ def _walked_in_blocks(passed: Passed, seeds: Seeds, firsts: tf.Tensor, length: i
     blocks = replace(passed, spans=firsts, length=length)
     count, states = firsts.shape[0], sum(map(sum, passed.widths))
     found = seeds(firsts[:, None] + tf.range(length))
-    adjoints, emitted = climbed_down(blocks, found, tf.range(length), _identity(blocks, states))
+    adjoints, emitted = climbed_down(blocks, found, range(length), _identity(blocks, states))
     by_states = tf.concat([state for cell in adjoints for state in cell], -1)
     by_window = tf.transpose(emitted.stack(), (1, 2, 0, 3))
     rows = by_states.shape[1]

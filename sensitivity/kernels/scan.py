@@ -16,11 +16,12 @@ pulled back through the same step s, and gives ∂y_t/∂x_s on the way. So
 3. walk from the last step to the first with all rows side by side (`walk`). Row t is seeded as the walk passes t, so
    nothing is ever computed above the diagonal; the set of rows grows in a few segments of static shape.
 
-Cost: with U units, I inputs and n = T·O rows (O outputs a step), T·n/2 row-steps of 4·U·(U + I) multiplications and
-additions for an LSTM (2·U·(U + I) for a GRU), and a step's matrices, which cost about as much as ten rows. The tape
-takes 8·U·(U + I) for each of T·n, and keeps its lists beside. Memory: the states of T steps, the adjoints of one, the
-result. Where T·O/2 is many times the number of states, `blocks` need fewer row-steps. With one output a window (a head
-after the last step) all rows are seeded there, and the walk is the same.
+Cost: with U units, I inputs and n = T·O rows (O outputs a step), T·n/2 row-steps (1 + 1/k times as many, as rows are
+added in k segments) of 4·U·(U + I) multiplications and additions for an LSTM (2·U·(U + I) for a GRU), and a step's
+matrices, which cost about as much as ten rows. The tape takes 8·U·(U + I) for each of T·n, and keeps its lists beside.
+Memory: the states of T steps, the adjoints of one, the result (`walks.numbers`). Where T·O/2 is many times the number
+of states, `blocks` need fewer row-steps. With outputs of the last step alone (any head after it) all rows are seeded
+there, and the walk is the same.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _last_step(passed: Passed, first: tf.Tensor, rows: int, facts: CallFacts) ->
 
     def of_rows(outputs: tf.Tensor) -> tf.Tensor:
         every = tf.reshape(facts.selection.of(outputs), (passed.batch, -1))
-        return tf.slice(every, [0, first], [passed.batch, rows])
+        return every if rows == facts.target_size else tf.gather(every, first + tf.range(rows), axis=1)
 
     seeds = _derivatives(passed.model, {v: passed.values[v][:, -1:] for v in passed.model.sources}, of_rows)
     adjoints, by_step = pulled_back(passed, tf.constant(last), seeds, no_adjoints(passed, rows))
@@ -77,14 +78,17 @@ def _every_step(passed: Passed, first: tf.Tensor, rows: int, facts: CallFacts) -
     output's own, (B, R, steps, features)
     """
     walk, outputs = facts.walk(rows), facts.target_size // len(facts.output_at)
-    count, number = rows // outputs, first // outputs
-    at = tf.slice(tf.constant(list(facts.output_at)), [number], [count])
+    at = tf.constant(list(facts.output_at))
+    some = tf.slice(at, [first // outputs], [rows // outputs])
     seeds = functools.partial(_seeds, passed, facts)
     if facts.by_output_step:
-        return _last_lags(passed, seeds, at, facts, rows)
+        return _last_lags(passed, seeds, some, facts, rows)
     if walk.kind == "blocks":
         return blocks.all_lags(passed, seeds, walk.length, walk.count, facts.output_at)
-    _, emitted = climbed_down(passed, seeds(at[None]), at, no_adjoints(passed, 0))
+    if rows == facts.target_size:
+        _, emitted = climbed_down(passed, seeds(at[None]), facts.output_at, no_adjoints(passed, 0))
+    else:
+        _, emitted = climbed_down(passed, seeds(some[None]), some, no_adjoints(passed, 0))
     return tf.transpose(emitted.stack(), (1, 2, 0, 3))
 
 

@@ -1,23 +1,27 @@
 """One pass forward through a recurrence, and the walk back through it, step by step, for many rows at once.
 
-Shapes: B windows, T steps, O outputs a step, R rows of adjoints. A row belongs to an output, and has one adjoint for
-each state of each cell: `(B, R, width)`.
+Shapes: B samples (windows, or spans of steps of windows), T steps, O outputs a step, R rows of adjoints. A row belongs
+to an output, and has one adjoint for each state of each cell: `(B, R, width)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from ..calls import WINDOW, Call, evaluate
 from ..cells import over_rows
-from ..recurrence import WINDOW, Call, Recurrence, evaluate
+from ..recurrence import Recurrence
+from ..walks import MATRICES
 
-# Segments of a walk in which rows are added: more of them waste less work, and compile longer, each for every call
-# that a step is pulled back through. So there are fewer of them where the calls are many, down to the second number.
-SEGMENTS, LEAST_SEGMENTS, PULLED_BACK = 8, 3, 24
+# Rows are added in segments of a walk: n rows in k segments cost n/2k rows a step too many, and k compilations of all
+# calls that a step is pulled back through.
+WASTE = 0.15  # of a step's work, that is worth no further segment
+MOST_SEGMENTS, MOST_CALLS = 8, 24  # segments; segments × calls
 Adjoints = list[list[tf.Tensor]]  # of each cell, of each of its states
 Back = Callable[[tf.Tensor, Adjoints], tuple[Adjoints, tf.Tensor]]
 
@@ -171,7 +175,7 @@ def walked(
 def climbed_down(
     passed: Passed,
     seeds: dict[int, tf.Tensor],
-    steps: tf.Tensor,
+    steps: Sequence[int] | tf.Tensor,
     adjoints: Adjoints,
 ) -> tuple[Adjoints, tf.TensorArray]:
     """A walk from the last of `steps` to the first of all, which takes up the rows of `steps` as it comes to them.
@@ -179,22 +183,33 @@ def climbed_down(
     seeds: (n, B, O, width) by value, of each of the `steps` (n), rising; their rows are added segment by segment, in
     front of those that `adjoints` begins with. Returns the adjoints before the first step, and the emission.
     """
-    outputs = next(iter(seeds.values())).shape[2]
-    count, begun = steps.shape[0], adjoints[0][0].shape[1]
-    emitted = emission(passed, count * outputs + begun, passed.steps)
-    high = passed.steps - 1 if begun else steps[-1]
-    above = count
-    segments = min(count, SEGMENTS, max(LEAST_SEGMENTS, PULLED_BACK // len(passed.model.inner)))
+    outputs, begun = next(iter(seeds.values())).shape[2], adjoints[0][0].shape[1]
+    begins_at_0 = not tf.is_tensor(steps) and steps[0] == 0
+    steps = tf.convert_to_tensor(steps)
+    count = steps.shape[0]
+    rows = count * outputs + begun
+    emitted = emission(passed, rows, passed.steps)
+    high, above = passed.steps - 1 if begun else steps[-1], count
+    segments = _segments(count, outputs, begun, len(passed.model.inner))
     for segment in reversed(range(segments)):
         below = count * segment // segments
         new = no_adjoints(passed, (above - below) * outputs)
         adjoints = [_in_front(*cells) for cells in zip(new, adjoints, strict=True)]
         of_rows = tf.concat([tf.repeat(steps[below:], outputs), tf.fill([begun], passed.steps)], 0)
         of_rows = tf.ensure_shape(of_rows, [(count - below) * outputs + begun])
-        back = _growing(passed, seeds, steps, of_rows, count * outputs + begun)
+        back = _growing(passed, seeds, steps, of_rows, rows)
         adjoints, emitted = walked(back, high, steps[below], adjoints, emitted)
         high, above = steps[below] - 1, below
+    if begins_at_0:
+        return adjoints, emitted
     return walked(lambda s, adjoints: pulled_back(passed, s, {}, adjoints), high, 0, adjoints, emitted)
+
+
+def _segments(count: int, outputs: int, begun: int, calls: int) -> int:
+    """In which the rows of `count` steps are added, beside those that have begun."""
+    added = count * outputs / 2
+    wanted = math.ceil(added / (WASTE * (begun + added + MATRICES)))
+    return max(1, min(wanted, count, MOST_SEGMENTS, max(3, MOST_CALLS // calls)))
 
 
 def _in_front(new: list[tf.Tensor], old: list[tf.Tensor]) -> list[tf.Tensor]:

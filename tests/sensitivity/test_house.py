@@ -24,7 +24,7 @@ CHAIN = [
         "layers",
         "loading",
     ),
-    *("heads", "walks", "cells", "recurrence", "model", "setting", "plan", "choices"),
+    *("heads", "walks", "cells", "calls", "fitness", "recurrence", "model", "setting", "plan", "choices"),
     *("device", "meter", "products", "kernels", "candidates", "engine", "tuning", "audit", "template", "store"),
     *("commits", "worker", "api", "query", "plots"),
 ]

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from sensitivity.recurrence import Unfit, recurrence
+from sensitivity.fitness import Unfit
+from sensitivity.recurrence import recurrence
 from tests.conftest import sequential
 
 SHAPE = (6, 3)
@@ -69,13 +70,47 @@ class Mixed(layers.Layer):
         return inputs + ops.einsum("ts,bsf->btf", self.mixing, inputs) if inputs.shape[1] > 1 else inputs
 
 
+class GatedMean(layers.Layer):
+    """Mixes steps once its gate opens, which is shut as yet."""
+
+    def build(self, shape):
+        self.gate = self.add_weight(shape=(), initializer=keras.initializers.Constant(-9.0))
+
+    def call(self, inputs):
+        return inputs + ops.relu(self.gate) * ops.mean(inputs, 1, keepdims=True)
+
+
+class ByNorm(layers.Layer):
+    """Mixes steps where numbers are large."""
+
+    def call(self, inputs):
+        return inputs / ops.maximum(10.0, ops.max(ops.abs(inputs), (1, 2), keepdims=True))
+
+
+class Reshaped(layers.Layer):
+    """Puts windows together again from whatever they were cut into."""
+
+    def call(self, inputs):
+        windows = ops.reshape(inputs, (-1, *SHAPE))
+        return windows + ops.mean(windows, 1, keepdims=True)
+
+
 UNFIT = {
     "lstm.*is called with a mask": lambda: sequential(SHAPE, Gaps(), layers.LSTM(2)),
     "gru.*is called in training": lambda: functional(lambda x: layers.GRU(2, dropout=0.1)(x, training=True)),
     "greater.*gives bool, where only float32": lambda: functional(
         lambda x: layers.LSTM(2)(ops.where(x > 0, x, 0.1 * x))
     ),
+    "batch_normalization.*alone and alike": lambda: functional(
+        lambda x: layers.LSTM(2)(layers.BatchNormalization()(x, training=True))
+    ),
     "mixed.*alone and alike": lambda: sequential(SHAPE, Mixed(), layers.LSTM(2)),
+    "gated_mean.*alone and alike": lambda: sequential(SHAPE, GatedMean(), layers.LSTM(2)),
+    "by_norm.*alone and alike": lambda: sequential(SHAPE, ByNorm(), layers.LSTM(2)),
+    "reshape.*alone and alike": lambda: functional(
+        lambda x: layers.Dense(1)(ops.reshape(layers.LSTM(2, return_sequences=True)(x), (-1, 6, 2)))
+    ),
+    "reshaped.*alone and alike": lambda: sequential(SHAPE, Reshaped(), layers.LSTM(2)),
     "no channel axis": lambda: functional(
         lambda x: [layers.Flatten()(layers.Dense(1)(layers.GRU(2, return_sequences=True)(x))) for _ in range(2)]
     ),
@@ -111,6 +146,14 @@ UNFIT = {
         lambda x: [layers.GRU(2, return_sequences=True)(x), layers.GRU(2)(x)]
     ),
 }
+
+
+def test_a_model_within_a_model_with_several_inputs_is_read_through():
+    first, second = keras.Input(SHAPE), keras.Input(SHAPE)
+    inner = keras.Model([first, second], layers.Subtract()([layers.Multiply()([first, first]), second]))
+    model = functional(lambda x: layers.GRU(2)(inner([layers.Dense(3)(x), x])))
+    kinds = [type(call.operation).__name__ for call in recurrence(model, SHAPE, "output").calls]
+    assert kinds == ["Dense", "Multiply", "Subtract", "GRU"]
 
 
 @pytest.mark.parametrize("reason", UNFIT)
