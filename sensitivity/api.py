@@ -11,20 +11,23 @@ from typing import Any, Literal, overload
 
 import keras
 import numpy as np
+from pydantic import ValidationError
 
 from . import machine, meter
 from .audit import few, require_independent, require_stateless
 from .device import call_budget, has_gpu, kind
 from .engine import Tuned
 from .errors import Refused
+from .findings import refusals
 from .job import SensitivitySection, parse_bytes
 from .layers import leaf_layers
 from .machine import available_memory
 from .model import CallFacts, Target, describe_call
 from .plan import MiB, bytes_per_window, human_bytes
+from .products import TOLERANCE, Probe
 from .progress import progress
 from .setting import Choice, Setting
-from .tuning import BUILD_BYTES, Room, tune
+from .tuning import BUILD_BYTES, CHECKED, Room, tune
 
 _ATTRIBUTE = "_sensitivity_kernels"
 LONG_SECONDS = 5.0  # work that takes longer shows its progress
@@ -32,6 +35,7 @@ WORTH_TIMING = 30.0  # seconds of work, where kernels were timed for a tenth of 
 MOST_AT_ONCE = 4096  # windows a call, at most: larger numbers of windows share their kernel
 TIMED_ON = 256
 MOST_FILLED = 2  # a kernel takes at least half as many windows as a call of it has room for
+MUCH_LARGER = 2  # times the numbers of windows are worth another look at a kernel's own
 LARGER = 5  # times the bytes of a call are those of one of four times the windows
 
 
@@ -163,9 +167,13 @@ def jacobian(
         target = _described(model, source, wanted, store)
         copied = 0 if isinstance(windows, np.ndarray) and np.may_share_memory(source, windows) else source.nbytes
         budget = _Budget(given, baseline, copied, _result_bytes(target.facts, len(source)))
-        kept = store.kernels.setdefault((source.shape[1:], str(source.dtype), wanted), {})
-        reused = _reused(kept, source, wanted, budget) if len(source) else None
-        choice, engine = reused or _timed(kept, wanted, target, budget, source)
+        key = (source.shape[1:], str(source.dtype), wanted)
+        reused = _reused(store.kernels.get(key, {}), source, wanted, budget) if len(source) else None
+        if reused is not None and not store.is_right(key, target, reused[1], source):
+            store.forget()
+            reused, target = None, _described(model, source, wanted, store)
+        choice, engine = reused or _timed(store.kernels.setdefault(key, {}), wanted, target, budget, source)
+        store.proved[key] = _state(model, source)
         engine.limit_to(budget.limit)
         searched = (peak() or baseline) - baseline
         ready = machine.resident_memory() - meter.reusable() - baseline
@@ -183,18 +191,8 @@ def jacobian(
 def _wanted(**given: Any) -> SensitivitySection:
     try:
         return SensitivitySection(**given)
-    except ValueError as error:
-        if isinstance(error, Refused):
-            raise
-        found = error.errors()[0]  # type: ignore[attr-defined]  # pydantic's, which is a ValueError
-        if found["type"] == "value_error":
-            raise found["ctx"]["error"] from None
-        raise Refused(
-            str(found["loc"][0]),
-            given=repr(found["input"]),
-            allowed=found.get("ctx", {}).get("expected", found["msg"]),
-            remedy='leave it at "auto"',
-        ) from None
+    except ValidationError as error:
+        raise refusals(error, given, SensitivitySection, "") from None
 
 
 def _source(windows: Any, dtype: str) -> np.ndarray:
@@ -339,10 +337,33 @@ def _run(engine: Tuned, source: np.ndarray) -> np.ndarray:
 
 @dataclass
 class _Kept:
-    """Facts and kernels by shape, living and dying with their model."""
+    """Facts and kernels by shape, living and dying with their model. proved: with which weights and numbers."""
 
     facts: dict[Any, CallFacts] = field(default_factory=dict)
     kernels: dict[Any, dict[int, _Found]] = field(default_factory=dict)
+    proved: dict[Any, tuple[tuple[float, ...], float]] = field(default_factory=dict)
+
+    def is_right(self, key: Any, target: Target, engine: Tuned, source: np.ndarray) -> bool:
+        """Whether a kernel's numbers are the model's still, which a few windows show where weights have changed, or
+        where numbers are much larger than before. A layer may work in another way then.
+        """
+        (weights, largest), (now, largest_now) = self.proved[key], _state(target.model, source)
+        if weights == now and largest_now <= MUCH_LARGER * largest:
+            return True
+        by_size = np.argsort(np.abs(source.reshape(len(source), -1)).max(axis=1))
+        few = np.ascontiguousarray(source[by_size[-CHECKED:]])
+        return Probe.of(target, few).error(engine(few)[1]) <= TOLERANCE
+
+    def forget(self) -> None:
+        self.facts.clear()
+        self.kernels.clear()
+
+
+def _state(model: keras.Model, source: np.ndarray) -> tuple[tuple[float, ...], float]:
+    """What tells whether the weights are the same; the largest number of the windows."""
+    weights = (np.asarray(weight, "float32").ravel() for weight in model.weights)
+    largest = float(np.abs(source).max(initial=0.0))
+    return tuple(float(part) for weight in weights for part in (weight.sum(), np.dot(weight, weight))), largest
 
 
 def _kept(model: keras.Model) -> _Kept:

@@ -21,13 +21,15 @@ _ZERO = tf.UnconnectedGradients.ZERO
 
 class Cell(Protocol):
     """widths: of the states. output_width: U. saved: numbers a step that running keeps, beside inputs and outputs.
-    matrices: numbers of those that are formed at each step to pull many rows back.
+    matrices: numbers of those that are formed at each step to pull many rows back. work: numbers that a step computes
+    on the way, and a row in pulling it back.
     """
 
     widths: tuple[int, ...]
     output_width: int
     saved: int
     matrices: int
+    work: int
 
     def run(self, inputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """inputs (B, T, I) → outputs (B, T, U), and the trace: tensors (T, B, …) in any structure."""
@@ -41,8 +43,11 @@ class Cell(Protocol):
         ...
 
 
-def cells_of(layer: keras.Layer) -> list[Cell]:
-    """The cells of a recurrent layer, those of `StackedRNNCells` one after another; of a convolution itself."""
+def cells_of(layer: keras.Layer, inputs: int) -> list[Cell]:
+    """The cells of a recurrent layer, those of `StackedRNNCells` one after another; of a convolution itself.
+
+    inputs: numbers that it takes a step.
+    """
     if isinstance(layer, keras.layers.Conv1D):
         return [Delayed(layer)]
     stacked = isinstance(layer.cell, keras.layers.StackedRNNCells)
@@ -56,7 +61,11 @@ def cells_of(layer: keras.Layer) -> list[Cell]:
         cell = cells[index]
         return states
 
-    return [(Gated if is_gated(cell) else AnyCell)(cell, initial(index)) for index, cell in enumerate(cells)]
+    found: list[Cell] = []
+    for index, cell in enumerate(cells):
+        found.append(Gated(cell, initial(index)) if is_gated(cell) else AnyCell(cell, initial(index), inputs))
+        inputs = found[-1].output_width
+    return found
 
 
 # ---- cells whose units see each other through one matrix only ----------------------------------------
@@ -131,6 +140,7 @@ class Gated:
         self.widths = (cell.units,) * (2 if type(cell) is keras.layers.LSTMCell else 1)
         self.saved = cell.units * (self._gate_count + len(self.widths))
         self.matrices = sum(self.widths) * (cell.kernel.shape[0] + cell.units)
+        self.work = 0  # a few units' worth
 
     def run(self, inputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """In Keras' own order of adding: without XLA the outputs round as the model's, so kinks are passed alike."""
@@ -256,12 +266,15 @@ def _sum(terms: Any) -> Any:
 class AnyCell:
     """A cell of which only `call(inputs, states)` is known: a step is pulled back by automatic differentiation."""
 
-    def __init__(self, cell: Any, initial: Callable[[int], list[tf.Tensor]]) -> None:
+    def __init__(self, cell: Any, initial: Callable[[int], list[tf.Tensor]], inputs: int) -> None:
         self._cell, self._initial = cell, initial
         self._structure = cell.state_size
         self.widths = tuple(keras.tree.flatten(cell.state_size))
         self.output_width = getattr(cell, "output_size", None) or self.widths[0]
         self.saved, self.matrices = self.output_width + 2 * sum(self.widths), 0
+        shapes = [(_SAMPLES, width) for width in (inputs, *self.widths)]
+        given = [tf.TensorSpec(shape, cell.compute_dtype) for shape in shapes]
+        self.work = _numbers_of(tf.function(lambda x, *states: self._step(x, list(states)), autograph=False), given)
 
     def run(self, inputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
         batch, steps, _ = inputs.shape
@@ -299,6 +312,16 @@ class AnyCell:
         return pulled, by_input
 
 
+_SAMPLES = 7  # a number of samples that tensors without samples hardly begin with
+
+
+def _numbers_of(function: Any, given: list[tf.TensorSpec]) -> int:
+    """Of a sample: the sizes of all tensors that the function computes, given `_SAMPLES` samples."""
+    graph = function.get_concrete_function(*given).graph
+    shapes = [part.shape for operation in graph.get_operations() for part in operation.outputs]
+    return sum(shape.num_elements() or 0 for shape in shapes if shape.rank and shape[0] == _SAMPLES) // _SAMPLES
+
+
 # ---- causal convolutions -----------------------------------------------------------------------------
 
 
@@ -313,7 +336,7 @@ class Delayed:
         self._delay, self._inputs = (count - 1) * self._dilation, layer.kernel.shape[1]
         self.widths: tuple[int, ...] = (self._delay * self._inputs,)
         self.output_width = layer.filters
-        self.saved, self.matrices = layer.filters, 0
+        self.saved, self.matrices, self.work = layer.filters, 0, 0
 
     def run(self, inputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
         padded = tf.pad(inputs, [[0, 0], [self._delay, 0], [0, 0]])

@@ -24,12 +24,19 @@ _EXPECTED = {
 }
 
 
-def refusals(error: ValidationError, content: dict[str, Any], table: Any) -> Refused:
+# Of keys that take several kinds of values.
+_TAKES = {
+    "output_steps": 'a list of numbers such as [0, -1], or a slice in quotes such as "10:" or "::24"',
+    "outputs": 'a list of names or numbers, such as ["output_0"] or [0]',
+}
+
+
+def refusals(error: ValidationError, content: dict[str, Any], table: Any, where: str = " in the job file") -> Refused:
     """One refusal per key of `table`: the branches of a union are allowed values of the same key."""
     keys: dict[str, list[Any]] = {}
     for finding in error.errors():
         keys.setdefault(_key(finding["loc"], content), []).append(finding)
-    found = [_refusal(key, findings, table) for key, findings in keys.items()]
+    found = [_refusal(key, findings, table, where) for key, findings in keys.items()]
     return found[0] if len(found) == 1 else RefusedTogether(found[:SHOWN_AT_ONCE])
 
 
@@ -49,7 +56,7 @@ def _key(loc: tuple[int | str, ...], content: Any) -> str:
     return ".".join(parts) or "job file"
 
 
-def _refusal(key: str, findings: list[Any], table: Any) -> Refused:
+def _refusal(key: str, findings: list[Any], table: Any, where: str) -> Refused:
     kind, given = findings[0]["type"], findings[0]["input"]
     if kind == "missing":
         return Refused(key, given="nothing", allowed="this key is needed", remedy=f"add {key} to the job file")
@@ -58,7 +65,8 @@ def _refusal(key: str, findings: list[Any], table: Any) -> Refused:
     if kind == "value_error":
         return findings[0]["ctx"]["error"]  # every validator here raises Refused
     allowed = " or ".join(dict.fromkeys(_allowed(finding) for finding in findings))
-    return Refused(key, given=f"{given!r}", allowed=allowed, remedy=f"change {key} in the job file")
+    allowed = _TAKES.get(key.rpartition(".")[2].partition("[")[0], allowed)
+    return Refused(key, given=f"{given!r}", allowed=allowed, remedy=f"change {key}{where}")
 
 
 def _allowed(finding: Any) -> str:

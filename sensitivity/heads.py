@@ -125,8 +125,10 @@ def steps_and_channels(head: Any) -> tuple[int, int]:
     return (shape[0] if len(shape) == 2 else 1), (shape[-1] if shape else 1)
 
 
-def labels(name: str, channels: int) -> list[str]:
-    return [name] if channels == 1 else [f"{name}_{i}" for i in range(channels)]
+def labels(channels: dict[str, int]) -> tuple[str, ...]:
+    """A name for each channel of each head, after the head; numbered throughout where two would be the same."""
+    names = [name if count == 1 else f"{name}_{i}" for name, count in channels.items() for i in range(count)]
+    return tuple(names if len(set(names)) == len(names) else (f"output_{i}" for i in range(len(names))))
 
 
 def require_floating(heads: dict[str, Any]) -> None:

@@ -22,13 +22,24 @@ _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(:([1-9]\d*)?)?")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B\s*", re.IGNORECASE)
 
 
+def _plain(given: Any) -> Any:
+    """NumPy's numbers and arrays as Python's."""
+    return given.tolist() if hasattr(given, "tolist") else given
+
+
 def _listed(given: Any) -> Any:
-    """A list, of NumPy's numbers too, as what a frozen section can hold."""
-    given = given.tolist() if hasattr(given, "tolist") else given
-    return tuple(given) if isinstance(given, (list, range)) else given
+    """A list, or one number, as what a frozen section can hold."""
+    given = _plain(given)
+    if isinstance(given, int):
+        return (given,)
+    return tuple(map(_plain, given)) if isinstance(given, (list, tuple, range)) else given
 
 
-Listed = BeforeValidator(_listed)
+def _named(given: Any) -> Any:
+    return (given,) if isinstance(given, str) else _listed(given)
+
+
+Number, Listed, Named = map(BeforeValidator, (_plain, _listed, _named))
 
 
 class Section(BaseModel):
@@ -116,13 +127,13 @@ class SensitivitySection(Section):
 
     of: str = "output"
     output_steps: Annotated[Annotated[tuple[int, ...], Listed] | str, Field(min_length=1)] | None = None
-    outputs: Annotated[tuple[str | int, ...], Listed, Field(min_length=1)] | None = None
+    outputs: Annotated[tuple[str | int, ...], Named, Field(min_length=1)] | None = None
     wrt: Literal["input"] = "input"
     kernel: Literal["auto", "gradient", "batch_jacobian", "forward", "scan"] = "auto"
     windows_per_call: Positive | Auto = "auto"
     experimental_use_pfor: bool | Auto = "auto"
     parallel_iterations: Positive | Auto = "auto"
-    max_lag: Annotated[int, Field(ge=0)] | None = None
+    max_lag: Annotated[int, Field(ge=0), Number] | None = None
 
     @property
     def knobs(self) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def _run_once(
     require_floating(found)
     shapes = {name: steps_and_channels(head) for name, head in found.items()}
     steps = next(iter(shapes.values()))[0]
-    names = tuple(label for name, (_, channels) in shapes.items() for label in labels(name, channels))
+    names = labels({name: channels for name, (_, channels) in shapes.items()})
     selection = select(steps, names, output_steps, outputs)
     target_shape = tuple(selection.of(joined(found)).shape[1:])
     scan, no_scan = _scan(model, shape, of, dtype, target_shape)

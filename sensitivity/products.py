@@ -96,6 +96,31 @@ class Seen:
         return by_step.reshape(rows.shape)
 
 
+@dataclass(frozen=True)
+class Probe:
+    """A random vector's product with the Jacobian of a few windows, by plain reverse mode: kernels must agree with it.
+
+    vectors: `(batch, *target_shape)`. expected: `(batch, *input_shape)`.
+    """
+
+    facts: CallFacts
+    vectors: np.ndarray
+    expected: np.ndarray
+
+    @classmethod
+    def of(cls, target: Target, windows: np.ndarray) -> Probe:
+        facts = target.facts
+        random = np.random.default_rng(0).standard_normal((len(windows), *facts.target_shape)).astype(windows.dtype)
+        vectors = Seen.of(facts, len(windows)).vectors(random)
+        return cls(facts, vectors, vjp(target, windows.reshape(-1, *facts.input_shape), vectors))
+
+    def error(self, jacobian: np.ndarray) -> float:
+        """Of the Jacobian of these windows, or of the first of them, relative to the largest entry of the product."""
+        count = len(jacobian)
+        seen = Seen.of(self.facts, count)
+        return relative_error(contracted(self.vectors[:count], seen.rows(jacobian)), seen.steps(self.expected[:count]))
+
+
 def require_agreement(kernel: str, error: float) -> None:
     """Refuse a kernel whose numbers are not the model's."""
     if not error <= TOLERANCE:

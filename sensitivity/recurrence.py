@@ -74,7 +74,7 @@ class Recurrence:
             saved=sum(self.widths.values()) + sum(kept),
             seeds=outputs * self._width([*self.sources, *given_by(read)]),
             head=sum(call.size for call in self.head) + self._width(self.sources),
-            row=sum(inputs + sum(cell.widths) for inputs, cell in cells) + self._width(given_by(between)),
+            row=sum(inputs + sum(cell.widths) + cell.work for inputs, cell in cells) + self._width(given_by(between)),
             matrices=sum(cell.matrices for _, cell in cells),
         )
 
@@ -160,7 +160,7 @@ class _Sort:
             raise Unfit(f"{call.name} hands its states on to other layers")
         if len(self.shapes[call.inputs[0]]) != 1:
             raise Unfit(f"{call.name} takes more than a vector a step")
-        cells = cells_of(layer)
+        cells = cells_of(layer, self.shapes[call.inputs[0]][0])
         require_steps_back(call, cells, self.shapes[call.inputs[0]][0], self.dtype)
         sequence = call.outputs[0]
         if not getattr(layer, "return_sequences", True):  # what it gives is the last step of a sequence all the same

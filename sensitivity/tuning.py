@@ -22,7 +22,7 @@ from .errors import Refused
 from .job import SensitivitySection
 from .model import ModelFacts, Target
 from .plan import Layout, MiB, Workers, bytes_per_window, call_memory, human_bytes, room_for_a_call
-from .products import TOLERANCE, Seen, contracted, relative_error, require_agreement, vjp
+from .products import TOLERANCE, Probe, require_agreement
 from .setting import Choice, Setting, Trial
 
 BUILD_BYTES = 160 * MiB  # tracing a kernel and compiling it by XLA, the first of a process included
@@ -133,7 +133,7 @@ class _Search:
     trials: list[Trial] = field(default_factory=list)
     engines: dict[Setting, Tuned] = field(default_factory=dict)  # those that may yet be the best
     _spent: dict[Setting, float] = field(default_factory=dict)  # seconds of a family's last trial
-    _expected: tuple[np.ndarray, np.ndarray] | None = None
+    _probe: Probe | None = None
     _began: float = field(default_factory=time.perf_counter)
 
     def run(self) -> None:
@@ -352,17 +352,10 @@ class _Search:
         self.engines = {setting: self.engines[setting] for setting in kept}
 
     def _error(self, windows: np.ndarray, jacobian: np.ndarray) -> float:
-        """Of a random vector's product with the Jacobian of a few windows, against plain reverse mode."""
-        if self._expected is None:
-            few = np.concatenate([self.windows] * CHECKED)[:CHECKED].reshape(-1, *self.target.facts.input_shape)
-            shape = (CHECKED, *self.target.facts.target_shape)
-            random = np.random.default_rng(0).standard_normal(shape).astype(windows.dtype)
-            vectors = Seen.of(self.target.facts, CHECKED).vectors(random)
-            self._expected = vectors, vjp(self.target, few, vectors)
-        count = min(CHECKED, len(windows))
-        vectors, expected = (part[:count] for part in self._expected)
-        seen = Seen.of(self.target.facts, count)
-        return relative_error(contracted(vectors, seen.rows(jacobian[:count])), seen.steps(expected))
+        """Of the Jacobian of a few windows, against plain reverse mode."""
+        if self._probe is None:
+            self._probe = Probe.of(self.target, np.concatenate([self.windows] * CHECKED)[:CHECKED])
+        return self._probe.error(jacobian[: min(CHECKED, len(windows))])
 
 
 def _family(setting: Setting) -> Setting:

@@ -20,7 +20,7 @@ from ..walks import MATRICES
 
 # Rows are added in segments of a walk: n rows in k segments cost n/2k rows a step too many, and k compilations of all
 # calls that a step is pulled back through.
-WASTE = 0.15  # of a step's work, that is worth no further segment
+WASTE = 0.1  # of a step's work, that is worth no further segment
 MOST_SEGMENTS, MOST_CALLS = 8, 24  # segments; segments × calls
 Adjoints = list[list[tf.Tensor]]  # of each cell, of each of its states
 Back = Callable[[tf.Tensor, Adjoints], tuple[Adjoints, tf.Tensor]]

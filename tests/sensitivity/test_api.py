@@ -6,6 +6,7 @@ import weakref
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import sensitivity
@@ -200,3 +201,61 @@ def test_only_public_names_are_offered():
     assert {"Job", "jacobian", "open_run", "query", "Refused"} <= set(dir(sensitivity))
     with pytest.raises(AttributeError):
         sensitivity.nothing  # noqa: B018
+
+
+class Shut(layers.Layer):
+    """Lets each step see the others once it is opened, by a switch that is no weight of Keras' own."""
+
+    def build(self, shape):
+        self.open = tf.Variable(0.0)
+        self.gain = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, inputs):
+        return self.gain * inputs + self.open * tf.reduce_mean(inputs, 1, keepdims=True)
+
+
+def test_a_kept_kernel_is_proved_again_when_weights_change_and_not_before(monkeypatch):
+    model = sequential((5, 2), Shut(), layers.GRU(3, return_sequences=True), layers.Dense(1))
+    windows = np.random.default_rng(0).standard_normal((8, 5, 2)).astype("float32")
+    given = {"kernel": "scan", "windows_per_call": 8}
+    assert worst(sensitivity.jacobian(model, windows, **given), tape_jacobian(model, windows)) < 1e-5
+    looked = []
+    monkeypatch.setattr(api.Probe, "of", lambda *a, of=api.Probe.of: looked.append(1) or of(*a))
+    assert sensitivity.jacobian(model, windows, report=True, **given)[1].reused
+    assert not looked
+    model.layers[0].gain.assign(1.5)  # the scan is still right
+    found, report = sensitivity.jacobian(model, windows, report=True, **given)
+    assert (len(looked), report.reused) == (1, True)
+    assert worst(found, tape_jacobian(model, windows)) < 1e-5
+    model.layers[0].gain.assign(2.0)
+    model.layers[0].open.assign(1.0)  # and now it is not
+    with pytest.raises(Refused, match="(?s)scan.*alone and alike"):
+        sensitivity.jacobian(model, windows, **given)
+    assert worst(sensitivity.jacobian(model, windows), tape_jacobian(model, windows)) < 1e-5
+    sensitivity.jacobian(model, 10 * windows)
+    assert len(looked) > 2
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ({"max_lag": -1}, "0 or more"),
+        ({"max_lag": "auto"}, "a whole number"),
+        ({"output_steps": slice(0, 2)}, "a slice in quotes"),
+        ({"output_steps": []}, "a list of numbers"),
+        ({"outputs": 1.5}, "a list of names or numbers"),
+    ],
+)
+def test_what_is_wanted_is_refused_in_the_same_words_as_in_a_job(given, allowed):
+    model = sequential((5, 2), layers.Dense(1))
+    with pytest.raises(Refused, match=rf"(?s)^{next(iter(given))}.*{allowed}"):
+        sensitivity.jacobian(model, np.zeros((2, 5, 2)), **given)
+
+
+def test_numbers_of_numpy_and_single_ones_are_taken():
+    model = sequential((5, 2), layers.GRU(2, return_sequences=True))
+    windows = np.random.default_rng(0).standard_normal((3, 5, 2)).astype("float32")
+    given = {"outputs": "output_1", "max_lag": np.int64(1), "kernel": "scan", "windows_per_call": 3}
+    one = sensitivity.jacobian(model, windows, output_steps=-1, **given)
+    assert one.shape == (3, 1, 1, 2, 2)
+    np.testing.assert_array_equal(one, sensitivity.jacobian(model, windows, output_steps=[np.int64(4)], **given))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 from keras import layers
@@ -174,6 +175,13 @@ def test_what_is_no_list_or_slice_of_steps_is_refused(wanted):
         SensitivitySection(output_steps=wanted)
 
 
+def test_two_outputs_never_have_one_name():
+    source = keras.Input(SHAPE)
+    model = keras.Model(source, {"a": layers.Dense(2)(source), "a_0": layers.Dense(1)(source)})
+    windows = sensitivity.job.WindowsSection(length=11)
+    assert describe(model, windows, 2).outputs == ("output_0", "output_1", "output_2")
+
+
 def test_facts_say_which_steps_and_survive_their_file(recurrent):
     windows = sensitivity.job.WindowsSection(length=11)
     facts = describe(recurrent[0], windows, 2, output_steps=[-2, -1], outputs=["output_1"])
@@ -181,6 +189,9 @@ def test_facts_say_which_steps_and_survive_their_file(recurrent):
     assert facts.selection == Selection((9, 10), (1,))
     assert ModelFacts.from_json(facts.to_json()) == facts
     assert facts.scan.outputs == 1
+    earlier = {name: part for name, part in facts.to_json().items() if name != "selection"}
+    read = ModelFacts.from_json({**earlier, "scan": {"outputs": 1, "state": 4}})
+    assert (read.selection, read.scan, read.no_scan) == (Selection(), None, "a run of an earlier version")
 
 
 def test_a_notebook_asks_for_some_outputs(recurrent):
