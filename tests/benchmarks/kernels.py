@@ -193,7 +193,8 @@ def report(way: str, found: dict[str, Any] | None, expected: np.ndarray | None) 
     if expected is not None:
         difference = np.abs(np.array(found["jacobian"]) - expected).max()
         off = f"  off the tape by {difference / np.abs(expected).max():.0e}"
-    print(f"  {way:34} {found['rate']:10,.0f} windows/s  {found['peak'] / 1e6:7,.0f} MB peak{off}", flush=True)
+    rate = f"{found['rate']:,.0f}" if found["rate"] >= 100 else f"{found['rate']:.3g}"
+    print(f"  {way:34} {rate:>10} windows/s  {found['peak'] / 1e6:7,.0f} MB peak{off}", flush=True)
 
 
 def compare(name: str, folder: Path) -> None:
