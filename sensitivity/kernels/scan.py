@@ -74,8 +74,8 @@ def _last_step(passed: Passed, first: tf.Tensor, rows: int, facts: CallFacts) ->
 
 
 def _every_step(passed: Passed, first: tf.Tensor, rows: int, facts: CallFacts) -> tf.Tensor:
-    """An output at every step, or at some: rows from output `first` on, by all steps or by the last ones up to each
-    output's own, (B, R, steps, features)
+    """Outputs of every step, or of some: `rows` from output `first` on, by all steps, (B, R, T, features), or by the
+    last ones up to each output's own, (B, steps, O, lags, features).
     """
     walk, outputs = facts.walk(rows), facts.target_size // len(facts.output_at)
     at = tf.constant(list(facts.output_at))

@@ -206,7 +206,7 @@ def climbed_down(
 
 
 def _segments(count: int, outputs: int, begun: int, calls: int) -> int:
-    """In which the rows of `count` steps are added, beside those that have begun."""
+    """How many there are, in which the rows of `count` steps are added beside those that have begun."""
     added = count * outputs / 2
     wanted = math.ceil(added / (WASTE * (begun + added + MATRICES)))
     return max(1, min(wanted, count, MOST_SEGMENTS, max(3, MOST_CALLS // calls)))

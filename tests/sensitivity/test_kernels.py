@@ -264,7 +264,7 @@ def test_a_window_that_does_not_fit_goes_output_by_output():
     model = MODELS["lstm sequence"]()
     windows = windows_of(5)
     target = Target(model, describe_call(model, SHAPE, of="output", dtype="float32"))
-    kernel = Greedy(target, Setting("batch_jacobian", 2))
+    kernel = Greedy(target, Setting("batch_jacobian", 2, experimental_use_pfor=False))
     kernel.room = 6
     assert worst(kernel(windows)[1], tape_jacobian(model, windows)) < 1e-5
     assert (kernel.setting.windows_per_call, kernel.setting.outputs_per_call) == (1, 4)

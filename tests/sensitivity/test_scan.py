@@ -127,6 +127,11 @@ def scan(model: keras.Model, windows: np.ndarray, per_call: int = 4, **knobs: An
     return jacobian
 
 
+def none_sees_what_comes_later(found: np.ndarray) -> bool:
+    """Whether the upper triangle of `(batch, step, output, step, feature)` is exactly zero."""
+    return not any(found[:, step, :, step + 1 :].any() for step in range(found.shape[1]))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_scan_equals_the_tape(name):
     model, windows = MODELS[name](), windows_of(6)
@@ -135,9 +140,8 @@ def test_a_scan_equals_the_tape(name):
         found = scan(model, windows, xla=xla)
         assert found.shape == expected.shape
         assert worst(found, expected) < 1e-5
-        if len(expected.shape) == 5 and expected.shape[1] == SHAPE[0]:  # an output a step: none sees what comes later
-            later = [found[:, step, :, step + 1 :] for step in range(SHAPE[0])]
-            assert not any(part.any() for part in later)
+        if len(expected.shape) == 5 and expected.shape[1] == SHAPE[0]:  # an output a step
+            assert none_sees_what_comes_later(found)
 
 
 @pytest.mark.parametrize(
@@ -178,14 +182,19 @@ def test_a_linear_cell_has_powers_of_its_matrix_as_jacobian():
         np.testing.assert_allclose(found[step, :, source], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_an_overflow_stays_in_the_rows_that_it_reaches():
+@pytest.mark.parametrize("kind", ["whole", "blocks"])
+def test_an_overflow_stays_in_the_rows_that_it_reaches(kind, monkeypatch):
     """A step that overflows spoils the outputs from there on, and none before."""
+    if kind == "blocks":
+        monkeypatch.setattr(walks, "WORTH", 0.0)
+        monkeypatch.setattr(walks, "MOST_JOINED", 3)
     model = sequential(SHAPE, layers.SimpleRNN(2, activation="exponential", **SEQUENCE))
     model.set_weights([0.2 * weight for weight in model.get_weights()])
     windows = windows_of(1)
     expected = tape_jacobian(model, windows)[0]
     windows[0, 4] = 1e4
     target = target_of(model)
+    assert target.facts.walk(12).kind == kind
     for xla in (True, False):
         found = Tuned(target, Setting("scan", 1, xla=xla))(windows)[1][0]
         assert worst(found[:4], expected[:4]) < 1e-5
@@ -245,7 +254,10 @@ def test_blocks_that_are_joined_equal_one_walk(deep, most, xla, monkeypatch):
     monkeypatch.setattr(walks, "WORTH", 0.0)
     monkeypatch.setattr(walks, "MOST_JOINED", most)
     model, expected = deep
-    assert worst(scan(model, windows_of(3, LONG), xla=xla), expected) < 1e-5
+    assert target_of(model, LONG).facts.walk(46).kind == "blocks"
+    found = scan(model, windows_of(3, LONG), xla=xla)
+    assert worst(found, expected) < 1e-5
+    assert none_sees_what_comes_later(found)
 
 
 def by_lag(jacobian: np.ndarray, lags: int) -> np.ndarray:
@@ -257,12 +269,16 @@ def by_lag(jacobian: np.ndarray, lags: int) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize(("max_lag", "length", "outputs"), [(0, 16, None), (4, 3, None), (4, 3, 10), (40, 5, None)])
-def test_lags_up_to_a_limit_are_those_of_the_whole(deep, max_lag, length, outputs, monkeypatch):
-    monkeypatch.setattr(walks, "LEAST_LENGTH", length)
+@pytest.mark.parametrize(
+    ("kind", "max_lag", "outputs"), [("spans", 0, None), ("blocks", 4, None), ("spans", 4, 10), ("blocks", 40, None)]
+)
+def test_lags_up_to_a_limit_are_those_of_the_whole(deep, kind, max_lag, outputs, monkeypatch):
+    monkeypatch.setattr(walks, "LEAST_LENGTH", 3)
+    monkeypatch.setattr(walks, "MATRICES", 0 if kind == "blocks" else 10)
     model, expected = deep
     facts = describe_call(model, LONG, of="output", dtype="float32", max_lag=max_lag)
-    assert facts.by_output_step
+    facts = replace(facts, scan=replace(facts.scan, states=1 if kind == "blocks" else facts.scan.states))
+    assert facts.walk(outputs or facts.target_size).kind == kind
     kernel = Tuned(Target(model, facts), Setting("scan", 3, outputs_per_call=outputs))
     _, found = kernel(windows_of(3, LONG))
     lags = min(max_lag + 1, LONG[0])
@@ -330,13 +346,14 @@ def test_the_rule_covers_what_the_compiler_states(kind, steps, wanted, head):
 def test_time_is_never_part_of_the_graph():
     """So it compiles as fast for 1,000 steps as for 10."""
 
-    def operations(steps: int) -> int:
-        target = target_of(sequential((steps, 2), layers.LSTM(3, **SEQUENCE), layers.Dense(1)), (steps, 2))
-        graph = Tuned(target, Setting("scan", 1))._function.get_concrete_function().graph.as_graph_def()
+    def operations(steps: int, max_lag: int | None = None) -> int:
+        model = sequential((steps, 2), layers.LSTM(3, **SEQUENCE), layers.Dense(1))
+        facts = describe_call(model, (steps, 2), of="output", dtype="float32", max_lag=max_lag)
+        graph = Tuned(Target(model, facts), Setting("scan", 1))._function.get_concrete_function().graph.as_graph_def()
         return len(graph.node) + sum(len(function.node_def) for function in graph.library.function)
 
-    assert operations(16) == operations(12)
     assert operations(2000) < 1.01 * operations(1000)
+    assert operations(2000, max_lag=1200) < 1.02 * operations(1000, max_lag=600)
 
 
 def test_causal_convolutions_are_timed_both_ways():
