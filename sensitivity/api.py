@@ -350,7 +350,8 @@ class _Kept:
         (weights, largest), (now, largest_now) = self.proved[key], _state(target.model, source)
         if weights == now and largest_now <= MUCH_LARGER * largest:
             return True
-        by_size = np.argsort(np.abs(source.reshape(len(source), -1)).max(axis=1))
+        flat = source.reshape(len(source), -1)
+        by_size = np.argsort(np.maximum(flat.max(axis=1), -flat.min(axis=1)))
         few = np.ascontiguousarray(source[by_size[-CHECKED:]])
         return Probe.of(target, few).error(engine(few)[1]) <= TOLERANCE
 
@@ -362,7 +363,7 @@ class _Kept:
 def _state(model: keras.Model, source: np.ndarray) -> tuple[tuple[float, ...], float]:
     """What tells whether the weights are the same; the largest number of the windows."""
     weights = (np.asarray(weight, "float32").ravel() for weight in model.weights)
-    largest = float(np.abs(source).max(initial=0.0))
+    largest = float(max(source.max(initial=0.0), -source.min(initial=0.0)))
     return tuple(float(part) for weight in weights for part in (weight.sum(), np.dot(weight, weight))), largest
 
 
