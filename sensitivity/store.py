@@ -137,7 +137,7 @@ class Run:
 
 def identity(job: Job, survey: Survey, facts: ModelFacts, model: dict[str, str]) -> dict[str, Any]:
     """What two runs must share to be the same run; how the work is spread over workers is not part of it."""
-    scaling, steps = job.series.scaling, facts.selection.steps
+    scaling, chosen = job.series.scaling, facts.selection
     return {
         "model architecture": model["architecture"],
         "model weights": model["weights"],
@@ -148,8 +148,8 @@ def identity(job: Job, survey: Survey, facts: ModelFacts, model: dict[str, str])
         "windows.stride": job.windows.stride,
         "sensitivity.of": job.sensitivity.of,
         "sensitivity.wrt": job.sensitivity.wrt,
-        "sensitivity.output_steps": None if steps is None else list(steps),
-        "sensitivity.outputs": list(facts.outputs),
+        "sensitivity.output_steps": None if chosen.steps is None else list(chosen.steps),
+        "sensitivity.outputs": None if chosen.channels is None else list(facts.outputs),
         "sensitivity.max_lag": job.sensitivity.max_lag,
         "run.dtype": job.run.dtype,
     }
