@@ -70,7 +70,9 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
     "LSTM 32, two heads of six": heads,
     "masked LSTM with dropout, 40 steps": masked,
     "SimpleRNN 64, 50 steps, one": lambda: _stack((50, 3), layers.SimpleRNN(64), layers.Dense(1)),
-    "LSTM 64, 200 steps, sequence": lambda: _stack((200, 3), layers.LSTM(64, return_sequences=True), layers.Dense(1)),
+    "LSTM 64, 200 steps, sequence": lambda: _stack(
+        (200, 3), layers.LSTM(64, return_sequences=True), layers.TimeDistributed(layers.Dense(1))
+    ),
     "LSTM 64, 1,000 steps, sequence": lambda: _stack(
         (1000, 3), layers.LSTM(64, return_sequences=True), layers.Dense(1)
     ),
