@@ -109,7 +109,7 @@ MODELS = {
 }
 
 
-PLAIN_TOO = ("lstm", "last step", "a user's cell")  # the others take the same ways without XLA
+XLA_TOO = ("lstm", "last step", "a user's cell", "branches", "convolutions")  # the others' parts are among theirs
 
 
 def windows_of(count: int, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
@@ -136,7 +136,7 @@ def none_sees_what_comes_later(found: np.ndarray) -> bool:
 def test_a_scan_equals_the_tape(name):
     model, windows = MODELS[name](), windows_of(6)
     expected = tape_jacobian(model, windows)
-    for xla in (True, False) if name in PLAIN_TOO else (True,):
+    for xla in (False, True) if name in XLA_TOO else (False,):
         found = scan(model, windows, xla=xla)
         assert found.shape == expected.shape
         assert worst(found, expected) < 1e-5
@@ -185,9 +185,8 @@ def test_a_linear_cell_has_powers_of_its_matrix_as_jacobian():
 @pytest.mark.parametrize("kind", ["whole", "blocks"])
 def test_an_overflow_stays_in_the_rows_that_it_reaches(kind, monkeypatch):
     """A step that overflows spoils the outputs from there on, and none before."""
-    if kind == "blocks":
-        monkeypatch.setattr(walks, "WORTH", 0.0)
-        monkeypatch.setattr(walks, "MOST_JOINED", 3)
+    monkeypatch.setattr(walks, "WORTH", 0.0 if kind == "blocks" else 1e9)
+    monkeypatch.setattr(walks, "MOST_JOINED", 3)
     model = sequential(SHAPE, layers.SimpleRNN(2, activation="exponential", **SEQUENCE))
     model.set_weights([0.2 * weight for weight in model.get_weights()])
     windows = windows_of(1)
@@ -213,17 +212,16 @@ LAYERS = {
     "per step": lambda units: layers.TimeDistributed(layers.Dense(units, "gelu")),
 }
 STACKS = st.tuples(
-    st.lists(st.tuples(st.sampled_from(sorted(LAYERS)), st.integers(3, 5)), min_size=1, max_size=4),
+    st.lists(st.tuples(st.sampled_from(sorted(LAYERS)), st.integers(3, 5)), min_size=1, max_size=3),
     st.sampled_from(["sequence", "last", "residual", "input beside"]),
-    st.tuples(st.integers(1, 5), st.integers(3, 4)),
-    st.sampled_from([False, False, False, True]),  # XLA takes seconds, and has every kind of layer above
+    st.tuples(st.integers(1, 4), st.integers(3, 4)),
 )
 
 
 @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(STACKS)
 def test_random_stacks_equal_the_tape(stack):
-    parts, shape_of, shape, xla = stack
+    parts, shape_of, shape = stack
     source = hidden = keras.Input(shape)
     for kind, units in [*parts, ("lstm", 3)]:
         found = LAYERS[kind](units)(hidden)
@@ -233,7 +231,7 @@ def test_random_stacks_equal_the_tape(stack):
     hidden = layers.GRU(2)(hidden) if shape_of == "last" else hidden
     model = weighted(keras.Model(source, layers.Dense(2)(hidden)))
     windows = windows_of(2, shape)
-    assert worst(scan(model, windows, 2, xla=xla), tape_jacobian(model, windows)) < 1e-5
+    assert worst(scan(model, windows, 2), tape_jacobian(model, windows)) < 1e-5
 
 
 # ---- long sequences, and lags up to a limit ----------------------------------------------------------
@@ -347,13 +345,13 @@ def test_time_is_never_part_of_the_graph():
     """So it compiles as fast for 1,000 steps as for 10."""
 
     def operations(steps: int, max_lag: int | None = None) -> int:
-        model = sequential((steps, 2), layers.LSTM(3, **SEQUENCE), layers.Dense(1))
+        model = sequential((steps, 2), layers.SimpleRNN(4, **SEQUENCE), layers.Dense(1))
         facts = describe_call(model, (steps, 2), of="output", dtype="float32", max_lag=max_lag)
         graph = Tuned(Target(model, facts), Setting("scan", 1))._function.get_concrete_function().graph.as_graph_def()
         return len(graph.node) + sum(len(function.node_def) for function in graph.library.function)
 
-    assert operations(2000) < 1.01 * operations(1000)
-    assert operations(2000, max_lag=1200) < 1.02 * operations(1000, max_lag=600)
+    assert operations(4000) < 1.03 * operations(2000)
+    assert operations(4000, max_lag=2400) < 1.03 * operations(2000, max_lag=1200)
 
 
 def test_causal_convolutions_are_timed_both_ways():
