@@ -17,6 +17,7 @@ from sensitivity.candidates import choose, families, halved
 from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
 from sensitivity.job import SensitivitySection
+from sensitivity.kernels import walk
 from sensitivity.loading import cast
 from sensitivity.model import Target, describe_call
 from sensitivity.plan import bytes_per_window, call_memory
@@ -109,7 +110,7 @@ MODELS = {
 }
 
 
-XLA_TOO = ("lstm", "last step", "a user's cell", "branches", "convolutions")  # the others' parts are among theirs
+XLA_TOO = ("lstm", "last step", "a user's cell")  # the others' parts are among theirs, and in what follows
 
 
 def windows_of(count: int, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
@@ -341,8 +342,9 @@ def test_the_rule_covers_what_the_compiler_states(kind, steps, wanted, head):
     assert 0.4 * call_memory(facts, setting) < taken < call_memory(facts, setting)
 
 
-def test_time_is_never_part_of_the_graph():
-    """So it compiles as fast for 1,000 steps as for 10."""
+def test_time_is_never_part_of_the_graph(monkeypatch):
+    """So it compiles as fast for 4,000 steps as for 2,000."""
+    monkeypatch.setattr(walk, "MOST_SEGMENTS", 2)
 
     def operations(steps: int, max_lag: int | None = None) -> int:
         model = sequential((steps, 2), layers.SimpleRNN(4, **SEQUENCE), layers.Dense(1))
