@@ -21,7 +21,7 @@ from .errors import Refused
 from .layers import calls_wrapped, leaf_layers
 from .loading import cast
 from .model import Target
-from .products import Seen, contracted, jvp, relative_error, require_agreement, vjp
+from .products import Probe, Seen, contracted, jvp, relative_error, require_agreement
 
 SAMPLES = 5
 COUPLING_TOLERANCE = 1e-6
@@ -58,16 +58,14 @@ def audit(target: Target, kernel: Callable[[np.ndarray], tuple[np.ndarray, np.nd
     samples = few(windows).reshape(-1, *target.facts.input_shape)
     seen = Seen.of(target.facts, len(samples))
     with failures_refused("differentiated"):
-        prediction, jacobian = kernel(samples)
-        vector = seen.vectors(np.random.default_rng(0).standard_normal(prediction.shape).astype(samples.dtype))
-        expected = vjp(target, samples, vector)
+        _, jacobian = kernel(samples)
+        probe = Probe.of(target, samples)
     rows = seen.rows(jacobian)
-    product = contracted(vector, rows)
-    vjp_error = relative_error(product, seen.steps(expected))
+    vjp_error = probe.error(jacobian)
     require_agreement("a Jacobian", vjp_error)
     jvp_error = _jvp_error(target, samples, rows, seen)
     finite = np.abs(jacobian[np.isfinite(jacobian)])
-    difference = _difference_error(target, samples, vector, product, seen)
+    difference = _difference_error(target, samples, probe.vectors, contracted(probe.vectors, rows), seen)
     return Audit(vjp_error, jvp_error, difference, float(finite.max(initial=0.0)), int(jacobian.size - finite.size))
 
 

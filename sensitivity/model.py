@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from .fitness import Unfit
 from .heads import Selection, heads, joined, labels, require_floating, select, steps_and_channels
 from .job import WindowsSection
 from .layers import calls_wrapped, keras, leaf_layers, steps_folded
-from .recurrence import recurrence
+from .recurrence import Recurrence, recurrence
 from .walks import ScanFacts, Walk, of_all_lags, of_last_lags
 
 
@@ -134,6 +135,11 @@ class Target:
     model: keras.Model
     facts: CallFacts
     of: str = "output"
+
+    @functools.cached_property
+    def recurrence(self) -> Recurrence:
+        """The model as one causal cell, proved once for all kernels of this target."""
+        return recurrence(self.model, self.facts.input_shape, self.of, self.facts.dtype)
 
     def __call__(self, windows: tf.Tensor) -> tf.Tensor:
         # No `training=`: it would override what a model was built with, and hide it from the audit.

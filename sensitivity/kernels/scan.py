@@ -32,7 +32,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from ..model import CallFacts, Target
-from ..recurrence import Recurrence, recurrence
+from ..recurrence import Recurrence
 from ..setting import Setting
 from . import blocks
 from .walk import Passed, climbed_down, emission, forward, no_adjoints, pulled_back, walked
@@ -44,7 +44,7 @@ def why_not(facts: CallFacts, *, pfor: bool, xla: bool) -> str | None:
 
 def build(target: Target, setting: Setting):
     facts = target.facts
-    model = recurrence(target.model, facts.input_shape, target.of, facts.dtype)
+    model = target.recurrence
     rows = setting.outputs_per_call or facts.target_size
     back = _every_step if model.is_sequence else _last_step
 
