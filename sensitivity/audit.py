@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from .errors import Refused
-from .layers import calls_wrapped, leaf_layers
+from .layers import calls_wrapped, leaf_layers, loops_compiled
 from .loading import cast
 from .model import Target
 from .products import Probe, Seen, contracted, jvp, relative_error, require_agreement
@@ -33,7 +33,7 @@ _STEP = 1e-5  # of a central difference in float64, in units of each input's spr
 class Audit:
     """Figures of one audit, each relative to the largest entry compared.
 
-    vjp_error, jvp_error: kernel against eager products with random vectors in the run's dtype; the second is None
+    vjp_error, jvp_error: kernel against plain products with random vectors in the run's dtype; the second is None
     where an operation has no forward mode.
     difference_error: kernel against a central difference in float64; None where the model has no float64 twin.
     A large one of the last two is reported, not refused: a model may replace its gradient on purpose.
@@ -84,13 +84,15 @@ def require_independent(target: Target, samples: np.ndarray) -> None:
     """
     require_stateless(target.model)
     with failures_refused("called"):
-        names, first = _outputs_by_layer(target, samples)
-        _, again = _outputs_by_layer(target, samples)
+        with loops_compiled(target.model):
+            _, again = _outputs_by_layer(target, samples)
         exchanged = []
-        for sample in range(SAMPLES):
-            moved = samples.copy()
-            moved[sample] = samples[(sample + 1) % SAMPLES]
-            exchanged.append((np.delete(np.arange(SAMPLES), sample), _outputs_by_layer(target, moved)[1]))
+        with loops_compiled(target.model):  # another graph: what a layer draws while it is traced differs, too
+            names, first = _outputs_by_layer(target, samples)
+            for sample in range(SAMPLES):
+                moved = samples.copy()
+                moved[sample] = samples[(sample + 1) % SAMPLES]
+                exchanged.append((np.delete(np.arange(SAMPLES), sample), _outputs_by_layer(target, moved)[1]))
     _require_same(names, first, again, slice(None), "answers differently each time it is called", _RANDOM)
     for others, disturbed in exchanged:
         _require_same(names, first, disturbed, others, "lets the samples of a batch influence each other", _COUPLED)
@@ -209,9 +211,10 @@ def _difference_error(
     try:
         twin = Target(cast(target.model, "float64"), target.facts, target.of)
         direction = seen.directions(_spread(samples) * np.random.default_rng(1).standard_normal(samples.shape))
-        ahead, behind = (
-            twin(tf.constant(samples.astype(np.float64) + sign * _STEP * direction)).numpy() for sign in (1, -1)
-        )
+        with loops_compiled(twin.model):
+            ahead, behind = (
+                twin(tf.constant(samples.astype(np.float64) + sign * _STEP * direction)).numpy() for sign in (1, -1)
+            )
     except Exception:  # no float64 twin: a custom class, or an op without a float64 kernel
         return None
     expected = _flat((ahead - behind) * vector).sum(axis=1) / (2 * _STEP)

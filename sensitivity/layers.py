@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
+import tensorflow as tf
 
 
 def leaf_layers(model: keras.Model) -> list[keras.Layer]:
@@ -20,14 +22,18 @@ def leaf_layers(model: keras.Model) -> list[keras.Layer]:
 
 @contextlib.contextmanager
 def calls_wrapped(layers: list[keras.Layer], wrap: Callable[[keras.Layer, Any], Any]) -> Iterator[None]:
-    """Within, each layer's `call` is `wrap(layer, call)`; afterwards the layers are as before."""
+    """Within, each layer's `call` is `wrap(layer, call)`; afterwards the layers are as before, wrapped or not."""
+    before = [layer.__dict__.get("call") for layer in layers]
     try:
         for layer in layers:  # past Keras' own __setattr__, which would track the function as state
             object.__setattr__(layer, "call", wrap(layer, layer.call))
         yield
     finally:
-        for layer in layers:
-            layer.__dict__.pop("call", None)
+        for layer, call in zip(layers, before, strict=True):
+            if call is None:
+                layer.__dict__.pop("call", None)
+            else:
+                object.__setattr__(layer, "call", call)
 
 
 @contextlib.contextmanager
@@ -39,6 +45,22 @@ def steps_folded(model: keras.Model) -> Iterator[None]:
     """
     with calls_wrapped([layer for layer in leaf_layers(model) if type(layer) is keras.layers.TimeDistributed], _folded):
         yield
+
+
+@contextlib.contextmanager
+def loops_compiled(model: keras.Model) -> Iterator[None]:
+    """Within, a model that is called outside of any graph runs no Python step by step, as Keras' loops else do.
+
+    A recurrent layer's call becomes a graph, traced anew for each of these contexts: 5,000 steps take a tenth of a
+    second then, not eight.
+    """
+    recurrent = [layer for layer in leaf_layers(model) if isinstance(layer, keras.layers.RNN)]
+    with steps_folded(model), calls_wrapped(recurrent, lambda layer, call: _compiled(call)):
+        yield
+
+
+def _compiled(call: Any) -> Any:
+    return tf.function(functools.partial(call), autograph=False)  # of a partial TensorFlow counts no traces
 
 
 def _folded(layer: keras.Layer, call: Any) -> Any:

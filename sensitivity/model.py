@@ -184,7 +184,7 @@ def _run_once(
     outputs: Any = None,
 ) -> tuple[CallFacts, int, tuple[str, ...]]:
     """The facts, and all the steps and names of its outputs."""
-    result, activations, graph = _forward(model, np.zeros((2, *shape), dtype), shape)
+    result, activations, graph = _forward(model, tf.zeros((2, *shape), dtype))
     found = heads(model, result, of)
     require_floating(found)
     shapes = {name: steps_and_channels(head) for name, head in found.items()}
@@ -249,13 +249,6 @@ _KINKED = {
     *("ArgMax", "ArgMin", "Bucketize", "ClipByValue", "FloorMod", "MaxPool3D", "MaxPoolV2", "Mod", "SegmentMax"),
     *("UnsortedSegmentMax", "GatherV2", "ResourceGather"),  # a gather's indices may come from the input
 }
-
-
-def _graph(model: keras.Model, windows: tf.TensorSpec) -> list[Any]:
-    """Every operation of the model's forward pass as kernels trace it, in loops and branches too."""
-    with steps_folded(model):
-        graph = tf.function(lambda x: model(x), autograph=False).get_concrete_function(windows).graph.as_graph_def()
-    return [*graph.node, *itertools.chain.from_iterable(function.node_def for function in graph.library.function)]
 
 
 def _on_integers(node: Any) -> bool:
@@ -334,32 +327,45 @@ def _flat_length(size: int | None, length: int | None, features: int) -> int:
     return length
 
 
-def _forward(model: keras.Model, zeros: np.ndarray, shape: tuple[int, ...]) -> tuple[Any, int, list[Any]]:
-    """The output for two windows of zeros; how many numbers all layers put out for one; the graph's operations."""
-    count = 0
+def _forward(model: keras.Model, zeros: tf.Tensor) -> tuple[Any, int, list[Any]]:
+    """The output for two windows of zeros, how many numbers all layers put out for one, and the graph's operations.
+
+    The graph is as kernels trace it; those in its loops and branches are among the operations.
+    """
+    count, (_, steps, *_) = 0, zeros.shape
     layers = leaf_layers(model)
 
     def counting(call: Any) -> Any:
         def counted(*args: Any, **kwargs: Any) -> Any:
             nonlocal count
             result = call(*args, **kwargs)
-            count += sum(int(np.prod(part.shape[1:])) for part in keras.tree.flatten(result) if part.shape)
+            count += sum(_numbers(part, steps) for part in keras.tree.flatten(result) if part.shape)
             return result
 
         return counted
 
     try:
-        with calls_wrapped(layers, lambda layer, call: counting(call)):
-            result = model(tf.constant(zeros))
-        count += sum(3 * layer.num_heads * shape[0] ** 2 for layer in layers if hasattr(layer, "num_heads"))  # scores
-        return result, count, _graph(model, tf.TensorSpec.from_tensor(tf.constant(zeros)))
+        if not model.built:
+            model(zeros)
+        with steps_folded(model), calls_wrapped(layers, lambda layer, call: counting(call)):
+            traced = tf.function(lambda x: model(x), autograph=False).get_concrete_function(zeros)
+        result, graph = traced(zeros), traced.graph.as_graph_def()
     except Exception as error:
         raise Refused(
             "model.path",
-            given=f"a model that fails on windows of shape {shape} ({type(error).__name__}: {str(error)[:300]})",
+            given=f"a model that fails on windows of shape {tuple(zeros.shape[1:])} "
+            f"({type(error).__name__}: {str(error)[:300]})",
             allowed="a model that takes (batch, lag, feature)",
             remedy="check windows.length and series.features against the model's training",
         ) from error
+    count += sum(3 * layer.num_heads * steps**2 for layer in layers if hasattr(layer, "num_heads"))  # scores
+    return result, count, [*graph.node, *itertools.chain.from_iterable(f.node_def for f in graph.library.function)]
+
+
+def _numbers(part: Any, steps: int) -> int:
+    """Of one window, of two that are there; of what a loop puts out at a step, at all steps."""
+    in_loop = type(part.graph).__name__ == "WhileBodyFuncGraph"
+    return math.prod(length or 1 for length in part.shape) * (steps if in_loop else 1) // 2
 
 
 def _recurrent(model: keras.Model, length: int) -> Iterator[tuple[int, int]]:

@@ -27,6 +27,18 @@ def through(*stages):
     return keras.Model(source, layers.Dense(1, name="head")(layers.Flatten()(value)))
 
 
+class Odd(layers.SimpleRNNCell):
+    """A cell that adds what `disturbance` gives for its states."""
+
+    def __init__(self, disturbance, **options):
+        super().__init__(3, **options)
+        self.disturbance = disturbance
+
+    def call(self, sequence, states, training=False):
+        output, states = super().call(sequence, states, training=training)
+        return output + self.disturbance(states[0]), states
+
+
 class Coupled(keras.Model):
     """Subclassed: the audit sees no graph, only calls."""
 
@@ -73,6 +85,16 @@ class Coupled(keras.Model):
             lambda: through(lambda x: layers.Dropout(0.5, name="drop")(x, training=True)),
             "drop",
             "differently each time",
+        ),
+        (
+            lambda: through(layers.RNN(Odd(lambda state: np.random.default_rng().normal()), name="drawn")),
+            "drawn",
+            "differently each time",
+        ),
+        (
+            lambda: through(layers.RNN(Odd(lambda state: tf.reduce_mean(state, 0)), name="levelled")),
+            "levelled",
+            "influence each other",
         ),
     ],
 )
@@ -132,6 +154,7 @@ def test_a_sound_model_passes_with_small_figures(model):
     target = Target(model, facts)
     figures = audit(target, Tuned(target, Setting("batch_jacobian", 5)), windows_of(3))
     assert figures.vjp_error < 1e-5
+    assert figures.jvp_error < 1e-5
     assert figures.difference_error < 1e-3
 
 

@@ -8,7 +8,7 @@ from keras import layers
 from sensitivity.errors import Refused
 from sensitivity.job import ModelSection, WindowsSection
 from sensitivity.loading import cast, fingerprint, load_file, load_model
-from sensitivity.model import ModelFacts, Target, describe
+from sensitivity.model import ModelFacts, Target, describe, describe_call
 from tests.conftest import sequential
 
 MODULE = """
@@ -62,6 +62,14 @@ def two_headed(steps: int | None = None):
     return keras.Model(
         source, {"flow": layers.Dense(2, name="flow")(hidden), "heat": layers.Dense(1, name="heat")(last)}
     )
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_what_a_loop_puts_out_is_counted_at_every_step(unroll):
+    model = sequential((20, 3), layers.LSTM(4, return_sequences=True, unroll=unroll), layers.Dense(2))
+    facts = describe_call(model, (20, 3), of="output", dtype="float32")
+    calls = 20 if unroll else 21  # a loop's shapes are known by one call of its cell
+    assert facts.activations == calls * 3 * 4 + 20 * 4 + 20 * 2
 
 
 def test_outputs_of_a_dict_keep_their_names_and_order():
