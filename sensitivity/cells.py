@@ -7,7 +7,8 @@ the cell, U units.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -272,9 +273,8 @@ class AnyCell:
         self.widths = tuple(keras.tree.flatten(cell.state_size))
         self.output_width = getattr(cell, "output_size", None) or self.widths[0]
         self.saved, self.matrices = self.output_width + 2 * sum(self.widths), 0
-        shapes = [(_SAMPLES, width) for width in (inputs, *self.widths)]
-        given = [tf.TensorSpec(shape, cell.compute_dtype) for shape in shapes]
-        self.work = _numbers_of(tf.function(lambda x, *states: self._step(x, list(states)), autograph=False), given)
+        shapes = [(width,) for width in (inputs, *self.widths)]
+        self.work = numbers_of(lambda x, *states: self._step(x, list(states)), shapes, cell.compute_dtype)
 
     def run(self, inputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
         batch, steps, _ = inputs.shape
@@ -315,11 +315,12 @@ class AnyCell:
 _SAMPLES = 7  # a number of samples that tensors without samples hardly begin with
 
 
-def _numbers_of(function: Any, given: list[tf.TensorSpec]) -> int:
-    """Of a sample: the sizes of all tensors that the function computes, given `_SAMPLES` samples."""
-    graph = function.get_concrete_function(*given).graph
-    shapes = [part.shape for operation in graph.get_operations() for part in operation.outputs]
-    return sum(shape.num_elements() or 0 for shape in shapes if shape.rank and shape[0] == _SAMPLES) // _SAMPLES
+def numbers_of(function: Callable[..., Any], shapes: Sequence[tuple[int, ...]], dtype: str) -> int:
+    """Of a sample: the sizes of all tensors that the function computes of samples of these shapes."""
+    given = [tf.TensorSpec((_SAMPLES, *shape), dtype) for shape in shapes]
+    graph = tf.function(functools.partial(function), autograph=False).get_concrete_function(*given).graph
+    found = [part.shape for operation in graph.get_operations() for part in operation.outputs]
+    return sum(shape.num_elements() or 0 for shape in found if shape.rank and shape[0] == _SAMPLES) // _SAMPLES
 
 
 # ---- causal convolutions -----------------------------------------------------------------------------

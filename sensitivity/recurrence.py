@@ -10,12 +10,13 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from .calls import WINDOW, Call, Graph, evaluate, function_of, given_by, needed_for
-from .cells import Cell, cells_of
+from .cells import Cell, cells_of, numbers_of
 from .fitness import Unfit, a_step_of, require_fit, require_steps_back
 from .heads import heads, joined
 from .layers import keras
@@ -29,7 +30,7 @@ class Recurrence:
     calls: on sequences, in order. cells: of the recurrent ones. last: the values at the last step that the head begins
     with, and the sequences that they are of. head: the calls after the last step; without any `last`, the model gives
     an output at every step. outputs: the model's, None where they are not asked for. widths: numbers a step of each
-    sequence.
+    sequence. work: numbers a step that calls without cells compute on the way, as far as their outputs do not tell.
     """
 
     model: keras.Model
@@ -40,6 +41,7 @@ class Recurrence:
     head: tuple[Call, ...]
     outputs: tuple[int | None, ...]
     widths: dict[int, int]
+    work: dict[Call, int]
 
     @property
     def is_sequence(self) -> bool:
@@ -71,15 +73,18 @@ class Recurrence:
         return ScanFacts(
             outputs=outputs,
             states=sum(sum(cell.widths) for _, cell in cells),
-            saved=sum(self.widths.values()) + sum(kept),
-            seeds=outputs * self._width([*self.sources, *given_by(read)]),
+            saved=sum(self.widths.values()) + sum(self.work.values()) + sum(kept),
+            seeds=outputs * (self._width(self.sources) + self._numbers(read)),
             head=sum(call.size for call in self.head) + self._width(self.sources),
-            row=sum(inputs + sum(cell.widths) + cell.work for inputs, cell in cells) + self._width(given_by(between)),
+            row=sum(inputs + sum(cell.widths) + cell.work for inputs, cell in cells) + self._numbers(between),
             matrices=sum(cell.matrices for _, cell in cells),
         )
 
     def _width(self, values: list[int]) -> int:
         return sum(self.widths[value] for value in values)
+
+    def _numbers(self, calls: list[Call]) -> int:
+        return self._width(given_by(calls)) + sum(self.work.get(call, 0) for call in calls)
 
     def read(self, values: Mapping[int, tf.Tensor]) -> tf.Tensor:
         """The target, from what `sources` are: sequences of any number of steps, or of the last step alone."""
@@ -126,7 +131,7 @@ def recurrence(
         raise Unfit("some outputs are of every step, some of the last")
     widths = {value: int(np.prod(shape)) for value, shape in sort.shapes.items()}
     reached = tuple(value if value in chosen else None for value in outputs)
-    return Recurrence(model, of, tuple(sort.calls), sort.cells, sort.last, tuple(sort.head), reached, widths)
+    return Recurrence(model, of, tuple(sort.calls), sort.cells, sort.last, tuple(sort.head), reached, widths, sort.work)
 
 
 class _Sort:
@@ -137,6 +142,7 @@ class _Sort:
         self.shapes = {WINDOW: input_shape[1:]}
         self.calls: list[Call] = []
         self.cells: dict[Call, list[Cell]] = {}
+        self.work: dict[Call, int] = {}
         self.head: list[Call] = []
         self.last: dict[int, int] = {}
         self._unused = itertools.count(graph.count)
@@ -171,9 +177,19 @@ class _Sort:
         self.cells[self.calls[-1]] = cells
 
     def _visit_other(self, call: Call) -> None:
-        found = a_step_of(call, [self.shapes[value] for value in call.inputs], self.steps, self.dtype)
+        shapes = [self.shapes[value] for value in call.inputs]
+        found = a_step_of(call, shapes, self.steps, self.dtype)
         if found is None:
             self.last[call.outputs[0]] = call.inputs[0]
         else:
             self.shapes.update(zip(call.outputs, found, strict=True))
             self.calls.append(call)
+            if _has_an_inside(call.operation):
+                self.work[call] = numbers_of(call, [(1, *shape) for shape in shapes], self.dtype)
+
+
+def _has_an_inside(operation: Any) -> bool:
+    """Whether it is more than one of Keras' own layers, whose outputs tell what they compute."""
+    layer = operation.layer if type(operation) is keras.layers.TimeDistributed else operation
+    plain = type(layer).__module__.partition(".")[0] == "keras" and type(layer) is not keras.layers.Lambda
+    return not plain or bool(getattr(layer, "_layers", ()))

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keras import layers, ops
@@ -340,6 +341,34 @@ def test_the_rule_covers_what_the_compiler_states(kind, steps, wanted, head):
     setting = Setting("scan", 8, xla=True)
     taken = Tuned(Target(target_model, facts), setting).stated_bytes() + 8 * 2 * bytes_per_window(facts)
     assert 0.4 * call_memory(facts, setting) < taken < call_memory(facts, setting)
+
+
+class Wide(layers.Layer):
+    """Two numbers a step, through many."""
+
+    def build(self, shape):
+        self.out, self.back = (self.add_weight(shape=pair) for pair in ((shape[-1], 600), (600, 2)))
+
+    def call(self, inputs):
+        return tf.matmul(tf.tanh(tf.matmul(inputs, self.out)), self.back)
+
+
+@pytest.mark.parametrize(
+    ("wide", "between"),
+    [
+        (Wide, True),
+        (lambda: layers.Lambda(lambda x: tf.tanh(tf.repeat(x, 40, -1))[..., :2]), False),
+        (lambda: layers.TimeDistributed(keras.Sequential([layers.Dense(600, "tanh"), layers.Dense(2)])), True),
+    ],
+    ids=["layer", "lambda", "model"],
+)
+def test_the_rule_covers_what_a_layer_computes_within(wide, between):
+    after = [layers.LSTM(16, **SEQUENCE), layers.Dense(1)] if between else []
+    model = sequential((60, 3), layers.LSTM(16, **SEQUENCE), wide(), *after)
+    facts = describe_call(model, (60, 3), of="output", dtype="float32")
+    setting = Setting("scan", 8, xla=True)
+    taken = Tuned(Target(model, facts), setting).stated_bytes() + 8 * 2 * bytes_per_window(facts)
+    assert taken < call_memory(facts, setting)
 
 
 def test_time_is_never_part_of_the_graph(monkeypatch):
