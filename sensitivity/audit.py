@@ -18,14 +18,15 @@ import numpy as np
 import tensorflow as tf
 
 from .errors import Refused
-from .layers import calls_wrapped, leaf_layers, loops_compiled
+from .layers import as_graph, calls_wrapped, leaf_layers, steps_folded
 from .loading import cast
 from .model import Target
-from .products import Probe, Seen, contracted, jvp, relative_error, require_agreement
+from .products import TOLERANCE, Probe, Seen, contracted, jvp, relative_error, require_agreement
 
 SAMPLES = 5
 COUPLING_TOLERANCE = 1e-6
 TINY = 1e-30
+_FEW_STEPS = 2
 _STEP = 1e-5  # of a central difference in float64, in units of each input's spread
 
 
@@ -84,18 +85,19 @@ def require_independent(target: Target, samples: np.ndarray) -> None:
     """
     require_stateless(target.model)
     with failures_refused("called"):
-        with loops_compiled(target.model):
-            _, again = _outputs_by_layer(target, samples)
+        layers = _Layers(target)
+        first, again, anew = layers(samples), layers(samples), _Layers(target)(samples)
         exchanged = []
-        with loops_compiled(target.model):  # another graph: what a layer draws while it is traced differs, too
-            names, first = _outputs_by_layer(target, samples)
-            for sample in range(SAMPLES):
-                moved = samples.copy()
-                moved[sample] = samples[(sample + 1) % SAMPLES]
-                exchanged.append((np.delete(np.arange(SAMPLES), sample), _outputs_by_layer(target, moved)[1]))
-    _require_same(names, first, again, slice(None), "answers differently each time it is called", _RANDOM)
+        for sample in range(SAMPLES):
+            moved = samples.copy()
+            moved[sample] = samples[(sample + 1) % SAMPLES]
+            exchanged.append((np.delete(np.arange(SAMPLES), sample), layers(moved)))
+    for other in (again, anew):  # of another graph, since a layer may draw while it is traced
+        _require_same(layers.names, first, other, slice(None), "answers differently each time it is called", _RANDOM)
     for others, disturbed in exchanged:
-        _require_same(names, first, disturbed, others, "lets the samples of a batch influence each other", _COUPLED)
+        _require_same(layers.names, first, disturbed, others, _INFLUENCE, _COUPLED)
+    with failures_refused("called"):
+        _require_foldable(target, samples)
 
 
 @contextlib.contextmanager
@@ -115,6 +117,7 @@ def failures_refused(what: str) -> Iterator[None]:
         ) from error
 
 
+_INFLUENCE = "lets the samples of a batch influence each other"
 _RANDOM = "call dropout and noise layers without training=True"
 _COUPLED = (
     "let the layer work on each sample alone: BatchNormalization without training=True, "
@@ -154,29 +157,74 @@ def _moved(one: np.ndarray, other: np.ndarray, rows: Any) -> bool:
     return bool(np.nanmax(np.abs(one[rows] - other[rows]), initial=0.0) > COUPLING_TOLERANCE * scale)
 
 
-def _outputs_by_layer(target: Target, samples: np.ndarray) -> tuple[list[str], list[np.ndarray]]:
-    """What goes into and comes out of every layer, in the order of calls, and the target itself last."""
+class _Layers:
+    """A target as one graph that tells what goes into and comes out of every layer, in the order of calls.
+
+    names: of these values, and of the target itself, the last.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.names: list[str] = []
+        self._function = as_graph(self._traced)
+
+    def __call__(self, samples: np.ndarray) -> list[np.ndarray]:
+        return [value.numpy() for value in self._function(tf.constant(samples))]
+
+    def _traced(self, samples: tf.Tensor) -> list[tf.Tensor]:
+        self.names, values = [], []
+
+        def record(name: str, found: Any) -> None:
+            for part in keras.tree.flatten(found):
+                if getattr(part, "graph", None) is samples.graph:  # not within a loop
+                    self.names.append(name)
+                    values.append(part)
+
+        def wrap(layer: keras.Layer, call: Any) -> Any:
+            def recorded(*args: Any, **kwargs: Any) -> Any:
+                record(f"something before layer {layer.name!r}", args)
+                result = call(*args, **kwargs)
+                record(f"layer {layer.name!r}", result)
+                return result
+
+            return recorded
+
+        with steps_folded(self._target.model), calls_wrapped(leaf_layers(self._target.model), wrap):
+            final = self._target(samples)
+        self.names.append(f"model {self._target.model.name!r}")
+        return [*values, final]
+
+
+def _require_foldable(target: Target, samples: np.ndarray) -> None:
+    """Refuse a `TimeDistributed` layer that gives something else where all steps are samples of one batch."""
+    folded = [layer for layer in leaf_layers(target.model) if type(layer) is keras.layers.TimeDistributed]
     names: list[str] = []
-    outputs: list[np.ndarray] = []
 
-    def record(name: str, value: Any) -> None:
-        for part in keras.tree.flatten(value):
-            if isinstance(part, tf.__internal__.EagerTensor):
-                names.append(name)
-                outputs.append(part.numpy())
+    def traced(samples: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        pairs = []
 
-    def wrap(layer: keras.Layer, call: Any) -> Any:
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            record(f"something before layer {layer.name!r}", args)
-            result = call(*args, **kwargs)
-            record(f"layer {layer.name!r}", result)
-            return result
+        def wrap(layer: keras.Layer, call: Any) -> Any:
+            def compared(inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
+                result = call(inputs, training=training, mask=mask)
+                few = None if mask is None else mask[:, :_FEW_STEPS]
+                pairs.append(
+                    (
+                        result[:, :_FEW_STEPS],
+                        type(layer).call(layer, inputs[:, :_FEW_STEPS], training=training, mask=few),
+                    )
+                )
+                names.append(f"layer {layer.name!r}")
+                return result
 
-        return recorded
+            return compared
 
-    with calls_wrapped(leaf_layers(target.model), wrap):
-        final = target(tf.constant(samples)).numpy()
-    return [*names, f"model {target.model.name!r}"], [*outputs, final]
+        with steps_folded(target.model), calls_wrapped(folded, wrap):
+            target(samples)
+        return pairs
+
+    for name, (found, alone) in zip(names, as_graph(traced)(tf.constant(samples)) if folded else [], strict=True):
+        if not relative_error(found.numpy(), alone.numpy()) <= TOLERANCE:
+            raise _refused(name, _INFLUENCE, _COUPLED)
 
 
 def _refused(culprit: str, what: str, remedy: str) -> Refused:
@@ -211,9 +259,10 @@ def _difference_error(
     try:
         twin = Target(cast(target.model, "float64"), target.facts, target.of)
         direction = seen.directions(_spread(samples) * np.random.default_rng(1).standard_normal(samples.shape))
-        with loops_compiled(twin.model):
+        with steps_folded(twin.model):
+            call = as_graph(twin)
             ahead, behind = (
-                twin(tf.constant(samples.astype(np.float64) + sign * _STEP * direction)).numpy() for sign in (1, -1)
+                call(tf.constant(samples.astype(np.float64) + sign * _STEP * direction)).numpy() for sign in (1, -1)
             )
     except Exception:  # no float64 twin: a custom class, or an op without a float64 kernel
         return None

@@ -7,14 +7,15 @@ the cell, U units.
 
 from __future__ import annotations
 
-import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from .layers import keras
+from .layers import as_graph, keras
 from .walks import FEW_ROWS
 
 _ZERO = tf.UnconnectedGradients.ZERO
@@ -316,11 +317,15 @@ _SAMPLES = 7  # a number of samples that tensors without samples hardly begin wi
 
 
 def numbers_of(function: Callable[..., Any], shapes: Sequence[tuple[int, ...]], dtype: str) -> int:
-    """Of a sample: the sizes of all tensors that the function computes of samples of these shapes."""
+    """Of a sample: the sizes of all tensors in a function's graph, given samples of these shapes; a loop turns once."""
     given = [tf.TensorSpec((_SAMPLES, *shape), dtype) for shape in shapes]
-    graph = tf.function(functools.partial(function), autograph=False).get_concrete_function(*given).graph
-    found = [part.shape for operation in graph.get_operations() for part in operation.outputs]
-    return sum(shape.num_elements() or 0 for shape in found if shape.rank and shape[0] == _SAMPLES) // _SAMPLES
+    graph = as_graph(function).get_concrete_function(*given).graph.as_graph_def(add_shapes=True)
+    nodes = itertools.chain(graph.node, *(inner.node_def for inner in graph.library.function))
+    found = [shape for node in nodes for shape in node.attr["_output_shapes"].list.shape]
+    lengths = [[dim.size for dim in shape.dim] for shape in found]
+    # A user's function within may have been traced for any number of samples, which is -1 then.
+    of_samples = [rest for samples, *rest in filter(None, lengths) if samples in (-1, _SAMPLES)]
+    return sum(math.prod(max(1, size) for size in rest) for rest in of_samples)
 
 
 # ---- causal convolutions -----------------------------------------------------------------------------

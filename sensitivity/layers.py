@@ -47,20 +47,9 @@ def steps_folded(model: keras.Model) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def loops_compiled(model: keras.Model) -> Iterator[None]:
-    """Within, a model that is called outside of any graph runs no Python step by step, as Keras' loops else do.
-
-    A recurrent layer's call becomes a graph, traced anew for each of these contexts: 5,000 steps take a tenth of a
-    second then, not eight.
-    """
-    recurrent = [layer for layer in leaf_layers(model) if isinstance(layer, keras.layers.RNN)]
-    with steps_folded(model), calls_wrapped(recurrent, lambda layer, call: _compiled(call)):
-        yield
-
-
-def _compiled(call: Any) -> Any:
-    return tf.function(functools.partial(call), autograph=False)  # of a partial TensorFlow counts no traces
+def as_graph(function: Callable[..., Any], **options: Any) -> tf.types.experimental.PolymorphicFunction:
+    """A `tf.function` of its own. TensorFlow counts traces by code object and warns; a partial has none."""
+    return tf.function(functools.partial(function), autograph=False, **options)
 
 
 def _folded(layer: keras.Layer, call: Any) -> Any:

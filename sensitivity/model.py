@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from .errors import Refused
 from .fitness import Unfit
 from .heads import Selection, heads, joined, labels, require_floating, select, steps_and_channels
 from .job import WindowsSection
-from .layers import calls_wrapped, keras, leaf_layers, steps_folded
+from .layers import as_graph, calls_wrapped, keras, leaf_layers, steps_folded
 from .recurrence import Recurrence, recurrence
 from .walks import ScanFacts, Walk, of_all_lags, of_last_lags
 
@@ -184,7 +184,7 @@ def _run_once(
     outputs: Any = None,
 ) -> tuple[CallFacts, int, tuple[str, ...]]:
     """The facts, and all the steps and names of its outputs."""
-    result, activations, graph = _forward(model, tf.zeros((2, *shape), dtype))
+    result, seen = _forward(model, tf.zeros((2, *shape), dtype))
     found = heads(model, result, of)
     require_floating(found)
     shapes = {name: steps_and_channels(head) for name, head in found.items()}
@@ -201,10 +201,10 @@ def _run_once(
         max_lag=max_lag,
         selection=selection,
         parameters=model.count_params(),
-        activations=activations,
-        recurrent=tuple(_recurrent(model, shape[0])),
-        smooth=not any(node.op in _KINKED and not _on_integers(node) for node in graph),
-        operations=len(graph),
+        activations=seen.size,
+        recurrent=tuple(seen.recurrent),
+        smooth=not any(node.op in _KINKED and not _on_integers(node) for node in seen.operations),
+        operations=len(seen.operations),
         dtype=dtype,
     )
     _require_lags(facts, steps)
@@ -327,29 +327,49 @@ def _flat_length(size: int | None, length: int | None, features: int) -> int:
     return length
 
 
-def _forward(model: keras.Model, zeros: tf.Tensor) -> tuple[Any, int, list[Any]]:
-    """The output for two windows of zeros, how many numbers all layers put out for one, and the graph's operations.
+@dataclass
+class _Counted:
+    """What was seen of a forward pass. size: numbers that all layers put out for a window. recurrent: as of facts."""
 
-    The graph is as kernels trace it; those in its loops and branches are among the operations.
-    """
-    count, (_, steps, *_) = 0, zeros.shape
-    layers = leaf_layers(model)
+    size: int = 0
+    recurrent: list[tuple[int, int]] = field(default_factory=list)
+    operations: list[Any] = field(default_factory=list)
+    _steps: int = 0  # of the recurrent layer that is being called
 
-    def counting(call: Any) -> Any:
+    def counting(self, layer: keras.Layer, call: Any) -> Any:
         def counted(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count
+            if isinstance(layer, keras.layers.RNN):
+                self._steps = keras.tree.flatten((args, kwargs))[0].shape[1] or 1
+                units = int(np.prod(keras.tree.flatten(layer.cell.state_size)[0]))
+                # A convolution's state has open sizes; its activations are counted all the same.
+                self.recurrent.append((self._steps, max(units, 0)))
             result = call(*args, **kwargs)
-            count += sum(_numbers(part, steps) for part in keras.tree.flatten(result) if part.shape)
+            self.size += sum(self._size(part) for part in keras.tree.flatten(result) if part.shape)
             return result
 
         return counted
 
+    def _size(self, part: Any) -> int:
+        """Of one window, of two that are there; of what a loop puts out at a step, at all steps."""
+        in_loop = type(getattr(part, "graph", None)).__name__ == "WhileBodyFuncGraph"
+        return math.prod(size or 1 for size in part.shape) * (self._steps if in_loop else 1) // 2
+
+
+def _forward(model: keras.Model, zeros: tf.Tensor) -> tuple[Any, _Counted]:
+    """The output for two windows of zeros; its graph's operations, those in loops and branches too."""
+    seen = _Counted()
+    layers = leaf_layers(model)
+
+    def traced(windows: tf.Tensor) -> Any:
+        seen.size, seen.recurrent = 0, []  # again, where variables are made
+        with steps_folded(model), calls_wrapped(layers, seen.counting):
+            return model(windows)
+
     try:
         if not model.built:
-            model(zeros)
-        with steps_folded(model), calls_wrapped(layers, lambda layer, call: counting(call)):
-            traced = tf.function(lambda x: model(x), autograph=False).get_concrete_function(zeros)
-        result, graph = traced(zeros), traced.graph.as_graph_def()
+            model(zeros[:1])
+        function = as_graph(traced).get_concrete_function(zeros)
+        result, graph = function(zeros), function.graph.as_graph_def()
     except Exception as error:
         raise Refused(
             "model.path",
@@ -358,19 +378,7 @@ def _forward(model: keras.Model, zeros: tf.Tensor) -> tuple[Any, int, list[Any]]
             allowed="a model that takes (batch, lag, feature)",
             remedy="check windows.length and series.features against the model's training",
         ) from error
-    count += sum(3 * layer.num_heads * steps**2 for layer in layers if hasattr(layer, "num_heads"))  # scores
-    return result, count, [*graph.node, *itertools.chain.from_iterable(f.node_def for f in graph.library.function)]
-
-
-def _numbers(part: Any, steps: int) -> int:
-    """Of one window, of two that are there; of what a loop puts out at a step, at all steps."""
-    in_loop = type(part.graph).__name__ == "WhileBodyFuncGraph"
-    return math.prod(length or 1 for length in part.shape) * (steps if in_loop else 1) // 2
-
-
-def _recurrent(model: keras.Model, length: int) -> Iterator[tuple[int, int]]:
-    for layer in leaf_layers(model):
-        if isinstance(layer, keras.layers.RNN):
-            units = int(np.prod(keras.tree.flatten(layer.cell.state_size)[0]))
-            # A convolution's state has open sizes; its activations are counted all the same.
-            yield length, max(units, 0)
+    steps = zeros.shape[1]
+    seen.size += sum(3 * layer.num_heads * steps**2 for layer in layers if hasattr(layer, "num_heads"))  # scores
+    seen.operations = [*graph.node, *itertools.chain.from_iterable(f.node_def for f in graph.library.function)]
+    return result, seen

@@ -1,8 +1,7 @@
-"""Products with the Jacobian by plain automatic differentiation: other paths through TensorFlow than any kernel's."""
+"""Products with the Jacobian by plain automatic differentiation, with which kernels must agree."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from .errors import Refused
-from .layers import steps_folded
+from .layers import as_graph, steps_folded
 from .model import CallFacts, Target
 
 TOLERANCE = 1e-4  # of the largest entry: float32 and another order of adding stay below 1e-5
@@ -26,42 +25,40 @@ def vjp(target: Target, windows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
             prediction = target(source)
         return tape.gradient(prediction, source, vectors, unconnected_gradients=_ZERO)
 
-    return _in_a_graph(target, pulled, windows, vectors)
+    return _plainly(target, pulled, windows, vectors)
 
 
 def jvp(target: Target, windows: np.ndarray, directions: np.ndarray) -> np.ndarray:
     """Jacobian · directions: two arrays `(batch, *input_shape)` → `(batch, *target_shape)`, by forward accumulation.
 
-    That would walk a recurrent loop in Python, at 13 ms a step, and cannot pass a graph's. There uᵀ·Jacobian, which is
-    linear in u, is differentiated by u.
+    That cannot pass the loop of a graph. There uᵀ · Jacobian, which is linear in u, is differentiated by u.
     """
-    if target.facts.recurrent:
-        return _in_a_graph(target, functools.partial(_transposed, target), windows, directions)
-    source = tf.constant(windows)
-    with tf.autodiff.ForwardAccumulator(source, tf.constant(directions)) as accumulator:
-        prediction = target(source)
-    return accumulator.jvp(prediction, unconnected_gradients=_ZERO).numpy()
 
-
-def _transposed(target: Target, source: tf.Tensor, directions: tf.Tensor) -> tf.Tensor:
-    with tf.GradientTape(watch_accessed_variables=False) as outer:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(source)
+    def accumulated(source: tf.Tensor, directions: tf.Tensor) -> tf.Tensor:
+        with tf.autodiff.ForwardAccumulator(source, directions) as accumulator:
             prediction = target(source)
-        vectors = tf.zeros_like(prediction)
-        outer.watch(vectors)
-        pulled = tape.gradient(prediction, source, vectors, unconnected_gradients=_ZERO)
-    return outer.gradient(pulled, vectors, directions, unconnected_gradients=_ZERO)
+        return accumulator.jvp(prediction, unconnected_gradients=_ZERO)
+
+    def transposed(source: tf.Tensor, directions: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape(watch_accessed_variables=False) as outer:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(source)
+                prediction = target(source)
+            vectors = tf.zeros_like(prediction)
+            outer.watch(vectors)
+            pulled = tape.gradient(prediction, source, vectors, unconnected_gradients=_ZERO)
+        return outer.gradient(pulled, vectors, directions, unconnected_gradients=_ZERO)
+
+    return _plainly(target, transposed if target.facts.recurrent else accumulated, windows, directions)
 
 
-def _in_a_graph(target: Target, product: Callable[..., tf.Tensor], *given: np.ndarray) -> np.ndarray:
-    """A product by plain TensorFlow, without XLA, and without Python at any step.
-
-    Outside of a graph a recurrent layer's gradient takes sixteen times the memory, for derivatives by weights too.
-    """
-    graph = tf.function(functools.partial(product), autograph=False)  # of a partial TensorFlow counts no traces
+def _plainly(target: Target, product: Callable[..., tf.Tensor], *given: np.ndarray) -> np.ndarray:
+    """Outside of any graph; of recurrent models, which would call Python at every step there, in one without XLA."""
+    tensors = map(tf.constant, given)
+    if not target.facts.recurrent:
+        return product(*tensors).numpy()
     with steps_folded(target.model):
-        return graph(*map(tf.constant, given)).numpy()
+        return as_graph(product)(*tensors).numpy()
 
 
 def contracted(vectors: np.ndarray, jacobian: np.ndarray) -> np.ndarray:

@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,7 +29,7 @@ class Recurrence:
     calls: on sequences, in order. cells: of the recurrent ones. last: the values at the last step that the head begins
     with, and the sequences that they are of. head: the calls after the last step; without any `last`, the model gives
     an output at every step. outputs: the model's, None where they are not asked for. widths: numbers a step of each
-    sequence. work: numbers a step that calls without cells compute on the way, as far as their outputs do not tell.
+    sequence. work: numbers a step that users' layers compute on the way.
     """
 
     model: keras.Model
@@ -74,17 +73,17 @@ class Recurrence:
             outputs=outputs,
             states=sum(sum(cell.widths) for _, cell in cells),
             saved=sum(self.widths.values()) + sum(self.work.values()) + sum(kept),
-            seeds=outputs * (self._width(self.sources) + self._numbers(read)),
+            seeds=outputs * (self._width(self.sources) + self._computed(read)),
             head=sum(call.size for call in self.head) + self._width(self.sources),
-            row=sum(inputs + sum(cell.widths) + cell.work for inputs, cell in cells) + self._numbers(between),
+            row=sum(inputs + sum(cell.widths) + cell.work for inputs, cell in cells) + self._computed(between),
             matrices=sum(cell.matrices for _, cell in cells),
         )
 
     def _width(self, values: list[int]) -> int:
         return sum(self.widths[value] for value in values)
 
-    def _numbers(self, calls: list[Call]) -> int:
-        return self._width(given_by(calls)) + sum(self.work.get(call, 0) for call in calls)
+    def _computed(self, calls: list[Call]) -> int:
+        return self._width(given_by(calls)) + sum(self.work[call] for call in calls)
 
     def read(self, values: Mapping[int, tf.Tensor]) -> tf.Tensor:
         """The target, from what `sources` are: sequences of any number of steps, or of the last step alone."""
@@ -152,7 +151,8 @@ class _Sort:
         if not any(along):
             if call.has_state:
                 raise Unfit(f"{call.name} begins anew after the last step")
-            self.head.append(call)
+            given = [tuple(size or 1 for size in tensor.shape[1:]) for tensor in call.arguments.keras_tensors]
+            self.head.append(replace(call, size=call.size + self._inside(call, given)))
         elif not all(along):
             raise Unfit(f"{call.name} mixes sequences with what is left after the last step")
         elif call.has_state:
@@ -184,12 +184,10 @@ class _Sort:
         else:
             self.shapes.update(zip(call.outputs, found, strict=True))
             self.calls.append(call)
-            if _has_an_inside(call.operation):
-                self.work[call] = numbers_of(call, [(1, *shape) for shape in shapes], self.dtype)
+            self.work[call] = self._inside(call, [(1, *shape) for shape in shapes])
 
-
-def _has_an_inside(operation: Any) -> bool:
-    """Whether it is more than one of Keras' own layers, whose outputs tell what they compute."""
-    layer = operation.layer if type(operation) is keras.layers.TimeDistributed else operation
-    plain = type(layer).__module__.partition(".")[0] == "keras" and type(layer) is not keras.layers.Lambda
-    return not plain or bool(getattr(layer, "_layers", ()))
+    def _inside(self, call: Call, shapes: list[tuple[int, ...]]) -> int:
+        """Numbers of a sample that a call computes on the way, where it is more than one of Keras' own layers."""
+        layer = call.operation.layer if type(call.operation) is keras.layers.TimeDistributed else call.operation
+        plain = type(layer).__module__.partition(".")[0] == "keras" and type(layer) is not keras.layers.Lambda
+        return 0 if plain and not getattr(layer, "_layers", ()) else numbers_of(call, shapes, self.dtype)

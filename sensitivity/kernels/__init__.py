@@ -15,7 +15,6 @@ faster than with an open batch, since their lists then have shapes that TensorFl
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import re
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from types import ModuleType
 
 import tensorflow as tf
 
-from ..layers import leaf_layers, steps_folded
+from ..layers import as_graph, leaf_layers, steps_folded
 from ..model import CallFacts, Target
 from ..setting import Setting
 from . import batch_jacobian, forward, gradient, scan
@@ -54,13 +53,7 @@ def compile_kernel(target: Target, setting: Setting) -> tf.types.experimental.Po
             prediction, block = kernel(windows, first)
             return prediction, block[:, :, -target.facts.lags :] if target.facts.max_lag is not None else block
 
-    # TensorFlow counts traces by code object and warns; a partial has none, and each kernel is traced once.
-    return tf.function(
-        functools.partial(traced),
-        input_signature=signature(target.facts, setting),
-        jit_compile=setting.xla or None,
-        autograph=False,
-    )
+    return as_graph(traced, input_signature=signature(target.facts, setting), jit_compile=setting.xla or None)
 
 
 def signature(facts: CallFacts, setting: Setting) -> tuple[tf.TensorSpec, tf.TensorSpec]:

@@ -175,7 +175,7 @@ def spawn(way: str, path: Path, name: str, until: float = 0.0) -> subprocess.Pop
 def answer(process: subprocess.Popen[str]) -> dict[str, Any] | None:
     out, errors = process.communicate()
     if process.returncode:
-        print("   ", " ".join(errors.strip().splitlines()[-1:])[:150] or f"exit {process.returncode}")
+        print(f"    exit {process.returncode}:", " ".join(errors.strip().splitlines()[-1:])[:150])
         return None
     return json.loads(out.splitlines()[-1])
 

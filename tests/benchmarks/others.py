@@ -10,7 +10,7 @@ import numpy as np
 
 SIZES = (16, 64, 256, 1024)
 SECONDS, PATIENCE = 1.0, 20.0
-MOST_BYTES = 4 << 30  # of the process, beyond which four times the windows are not tried
+MOST_BYTES = 3 << 30  # of the process, beyond which four times the windows are not tried
 
 
 def best_rate(make: Callable[[int], Callable[[], Any]]) -> float:

@@ -27,6 +27,10 @@ def through(*stages):
     return keras.Model(source, layers.Dense(1, name="head")(layers.Flatten()(value)))
 
 
+def first_two_swapped(samples):
+    return tf.concat([samples[1:2], samples[:1], samples[2:]], 0)
+
+
 class Odd(layers.SimpleRNNCell):
     """A cell that adds what `disturbance` gives for its states."""
 
@@ -87,12 +91,27 @@ class Coupled(keras.Model):
             "differently each time",
         ),
         (
-            lambda: through(layers.RNN(Odd(lambda state: np.random.default_rng().normal()), name="drawn")),
+            lambda: through(layers.RNN(Odd(lambda state: np.random.default_rng().normal(), name="drawn"))),
             "drawn",
             "differently each time",
         ),
         (
-            lambda: through(layers.RNN(Odd(lambda state: tf.reduce_mean(state, 0)), name="levelled")),
+            lambda: through(layers.RNN(Odd(lambda state: tf.random.normal((3,), seed=1), name="seeded"))),
+            "seeded",
+            "differently each time",
+        ),
+        (
+            lambda: through(layers.TimeDistributed(layers.Lambda(lambda x: tf.roll(x, 1, 0)), name="rolled")),
+            "rolled",
+            "influence each other",
+        ),
+        (
+            lambda: through(layers.TimeDistributed(layers.Lambda(first_two_swapped), name="swapped")),
+            "swapped",
+            "influence each other",
+        ),
+        (
+            lambda: through(layers.RNN(Odd(lambda state: tf.reduce_mean(state, 0), name="levelled"))),
             "levelled",
             "influence each other",
         ),

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from sensitivity.layers import calls_wrapped, leaf_layers, loops_compiled, steps_folded
+from sensitivity.layers import calls_wrapped, leaf_layers, steps_folded
 from sensitivity.model import describe_call
 from tests.conftest import sequential, worst
 
@@ -52,19 +52,20 @@ def test_a_model_of_many_steps_is_no_larger_than_one_of_few():
     assert many.operations == few.operations
 
 
-def test_compiled_loops_give_what_keras_gives_and_call_no_cell_step_by_step(monkeypatch):
-    model = sequential((50, 2), layers.Bidirectional(layers.LSTM(4, return_sequences=True)), layers.GRU(3))
-    source = tf.constant(np.random.default_rng(1).standard_normal((4, 50, 2)).astype("float32"))
-    expected, calls = model(source).numpy(), []
-    step = keras.layers.GRUCell.call
-    monkeypatch.setattr(keras.layers.GRUCell, "call", lambda *args, **rest: calls.append(1) or step(*args, **rest))
-    with loops_compiled(model):
-        with calls_wrapped(leaf_layers(model), lambda layer, call: call):
-            pass
-        found = [model(source).numpy() for _ in range(3)]
-    assert worst(found[-1], expected) < 1e-6
-    assert len(calls) < 5
-    assert not any("call" in vars(layer) for layer in leaf_layers(model))
+def test_calls_are_wrapped_twice_and_unwrapped_in_turn():
+    model = sequential((5, 2), layers.Dense(3))
+    layer, order = leaf_layers(model)[-1], []
+
+    def noted(name):
+        return lambda layer, call: lambda *args, **rest: order.append(name) or call(*args, **rest)
+
+    with calls_wrapped([layer], noted("outer")):
+        with calls_wrapped([layer], noted("inner")):
+            model(tf.zeros((1, 5, 2)))
+        model(tf.zeros((1, 5, 2)))
+    model(tf.zeros((1, 5, 2)))
+    assert order == ["inner", "outer", "outer"]
+    assert "call" not in vars(layer)
 
 
 def test_open_steps_are_left_to_keras():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from sensitivity.errors import Refused
@@ -70,6 +71,41 @@ def test_what_a_loop_puts_out_is_counted_at_every_step(unroll):
     facts = describe_call(model, (20, 3), of="output", dtype="float32")
     calls = 20 if unroll else 21  # a loop's shapes are known by one call of its cell
     assert facts.activations == calls * 3 * 4 + 20 * 4 + 20 * 2
+
+
+def test_a_loop_has_the_steps_of_what_it_is_given():
+    parts = [layers.LSTM(4), layers.RepeatVector(50), layers.GRU(3, return_sequences=True)]
+    facts = describe_call(sequential((8, 2), *parts), (8, 2), of="output", dtype="float32")
+    assert facts.recurrent == ((8, 4), (50, 3))
+    assert facts.activations == 9 * 3 * 4 + 4 + 50 * 4 + 51 * 2 * 3 + 50 * 3
+    flat = sequential((60,), layers.Reshape((20, 3)), layers.LSTM(4))
+    assert describe_call(flat, (60,), of="output", dtype="float32").recurrent == ((20, 4),)
+
+
+class Weight(layers.Layer):
+    def build(self, shape):
+        self.table = self.add_weight(shape=shape[1:])
+
+    def call(self, inputs):
+        return self.table
+
+
+class Table(keras.Model):
+    """Built by its first call alone, with a layer whose output is no tensor of the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions, self.head = Weight(), layers.Dense(2)
+
+    @tf.function
+    def call(self, windows):
+        return {"sum": self.head(windows + self.positions(windows))}
+
+
+def test_a_layer_may_give_its_weight():
+    facts = describe_call(Table(), (6, 2), of="sum", dtype="float32")
+    assert facts.target_shape == (6, 2)
+    assert facts.activations == 6 * 2 // 2 + 6 * 2  # the weight is there once
 
 
 def test_outputs_of_a_dict_keep_their_names_and_order():

@@ -349,22 +349,25 @@ class Wide(layers.Layer):
     def build(self, shape):
         self.out, self.back = (self.add_weight(shape=pair) for pair in ((shape[-1], 600), (600, 2)))
 
+    @tf.function
     def call(self, inputs):
         return tf.matmul(tf.tanh(tf.matmul(inputs, self.out)), self.back)
 
 
 @pytest.mark.parametrize(
-    ("wide", "between"),
+    ("wide", "place"),
     [
-        (Wide, True),
-        (lambda: layers.Lambda(lambda x: tf.tanh(tf.repeat(x, 40, -1))[..., :2]), False),
-        (lambda: layers.TimeDistributed(keras.Sequential([layers.Dense(600, "tanh"), layers.Dense(2)])), True),
+        (Wide, "between"),
+        (Wide, "after the last step"),
+        (lambda: layers.Lambda(lambda x: tf.tanh(tf.repeat(x, 40, -1))[..., :2]), "after"),
+        (lambda: layers.TimeDistributed(keras.Sequential([layers.Dense(600, "tanh"), layers.Dense(2)])), "between"),
     ],
-    ids=["layer", "lambda", "model"],
+    ids=["layer", "head", "lambda", "model"],
 )
-def test_the_rule_covers_what_a_layer_computes_within(wide, between):
-    after = [layers.LSTM(16, **SEQUENCE), layers.Dense(1)] if between else []
-    model = sequential((60, 3), layers.LSTM(16, **SEQUENCE), wide(), *after)
+def test_the_rule_covers_what_a_layer_computes_within(wide, place):
+    after = {"between": [layers.LSTM(16, **SEQUENCE), layers.Dense(1)], "after the last step": [layers.Dense(24)]}
+    recurrent = layers.LSTM(16, return_sequences=place != "after the last step")
+    model = sequential((60, 3), recurrent, wide(), *after.get(place, []))
     facts = describe_call(model, (60, 3), of="output", dtype="float32")
     setting = Setting("scan", 8, xla=True)
     taken = Tuned(Target(model, facts), setting).stated_bytes() + 8 * 2 * bytes_per_window(facts)
