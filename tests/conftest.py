@@ -18,6 +18,13 @@ import pytest
 FEATURES = ("rain", "heat")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the two processes that tests run in, those that run jobs share one, and its Ray session."""
+    for item in items:
+        if "jobs" in item.path.parts or "ray_session" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("jobs"))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def hasty():
     """Trials take no longer than the work is worth: the first setting that runs is taken."""

@@ -74,7 +74,7 @@ def broken_times():
         ({"series": lambda: frame(60, ("rain", "heat", "wind"))}, "series.features"),
         ({"series": broken_times}, "row 11"),
     ],
-    ids=str,
+    ids=lambda given: given if isinstance(given, str) else str(getattr(next(iter(given.values())), "__name__", given)),
 )
 def test_what_is_invalid_is_explained_on_one_screen_and_nothing_is_written(write_job, tmp_path, arguments, key):
     file = write_job(**{name: value() if callable(value) else value for name, value in arguments.items()})
