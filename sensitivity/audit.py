@@ -26,7 +26,7 @@ from .products import TOLERANCE, Probe, Seen, contracted, jvp, relative_error, r
 SAMPLES = 5
 COUPLING_TOLERANCE = 1e-6
 TINY = 1e-30
-_FEW_STEPS = 2
+_FEW_STEPS = 50  # that Keras calls one by one
 _STEP = 1e-5  # of a central difference in float64, in units of each input's spread
 
 
@@ -86,17 +86,14 @@ def require_independent(target: Target, samples: np.ndarray) -> None:
     require_stateless(target.model)
     with failures_refused("called"):
         layers = _Layers(target)
-        first, again, anew = layers(samples), layers(samples), _Layers(target)(samples)
-        exchanged = []
+        first = layers(samples)
+        for again in (layers, _Layers(target)):  # in a graph of its own, too: a layer may draw while it is traced
+            _require_same(layers.names, first, again(samples), slice(None), _DIFFERENT, _RANDOM)
         for sample in range(SAMPLES):
             moved = samples.copy()
             moved[sample] = samples[(sample + 1) % SAMPLES]
-            exchanged.append((np.delete(np.arange(SAMPLES), sample), layers(moved)))
-    for other in (again, anew):  # of another graph, since a layer may draw while it is traced
-        _require_same(layers.names, first, other, slice(None), "answers differently each time it is called", _RANDOM)
-    for others, disturbed in exchanged:
-        _require_same(layers.names, first, disturbed, others, _INFLUENCE, _COUPLED)
-    with failures_refused("called"):
+            others = np.delete(np.arange(SAMPLES), sample)
+            _require_same(layers.names, first, layers(moved), others, _INFLUENCE, _COUPLED)
         _require_foldable(target, samples)
 
 
@@ -117,6 +114,7 @@ def failures_refused(what: str) -> Iterator[None]:
         ) from error
 
 
+_DIFFERENT = "answers differently each time it is called"
 _INFLUENCE = "lets the samples of a batch influence each other"
 _RANDOM = "call dropout and noise layers without training=True"
 _COUPLED = (
@@ -176,7 +174,7 @@ class _Layers:
 
         def record(name: str, found: Any) -> None:
             for part in keras.tree.flatten(found):
-                if getattr(part, "graph", None) is samples.graph:  # not within a loop
+                if _is_of(part, samples.graph) and part.dtype.is_floating:
                     self.names.append(name)
                     values.append(part)
 
@@ -198,33 +196,36 @@ class _Layers:
 def _require_foldable(target: Target, samples: np.ndarray) -> None:
     """Refuse a `TimeDistributed` layer that gives something else where all steps are samples of one batch."""
     folded = [layer for layer in leaf_layers(target.model) if type(layer) is keras.layers.TimeDistributed]
-    names: list[str] = []
+    called: list[tuple[keras.Layer, Any]] = []
 
-    def traced(samples: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        pairs = []
+    def traced(samples: tf.Tensor) -> list[tuple[Any, ...]]:
+        values = []
+        called.clear()
 
         def wrap(layer: keras.Layer, call: Any) -> Any:
-            def compared(inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
+            def noted(inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
                 result = call(inputs, training=training, mask=mask)
-                few = None if mask is None else mask[:, :_FEW_STEPS]
-                pairs.append(
-                    (
-                        result[:, :_FEW_STEPS],
-                        type(layer).call(layer, inputs[:, :_FEW_STEPS], training=training, mask=few),
-                    )
-                )
-                names.append(f"layer {layer.name!r}")
+                if _is_of(result, samples.graph):
+                    called.append((layer, training))
+                    values.append(tuple(x if x is None else x[:, :_FEW_STEPS] for x in (inputs, mask, result)))
                 return result
 
-            return compared
+            return noted
 
         with steps_folded(target.model), calls_wrapped(folded, wrap):
             target(samples)
-        return pairs
+        return values
 
-    for name, (found, alone) in zip(names, as_graph(traced)(tf.constant(samples)) if folded else [], strict=True):
-        if not relative_error(found.numpy(), alone.numpy()) <= TOLERANCE:
-            raise _refused(name, _INFLUENCE, _COUPLED)
+    values = as_graph(traced)(tf.constant(samples)) if folded else []
+    for (layer, training), (inputs, mask, found) in zip(called, values, strict=True):
+        alone = type(layer).call(layer, inputs, training=training, mask=mask)
+        if not relative_error(found.numpy().astype(float), alone.numpy().astype(float)) <= TOLERANCE:
+            raise _refused(f"layer {layer.name!r}", _INFLUENCE, _COUPLED)
+
+
+def _is_of(part: Any, graph: Any) -> bool:
+    """Whether it is a tensor of that graph, and of none within, such as a loop's."""
+    return isinstance(part, tf.Tensor) and getattr(part, "graph", None) is graph
 
 
 def _refused(culprit: str, what: str, remedy: str) -> Refused:

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from .cells import is_causal
-from .layers import keras
+from .layers import function_of, keras
 
 WINDOW = 0
 
@@ -71,14 +71,6 @@ class Graph:
         has_state = isinstance(layer, keras.layers.RNN) or (type(layer) is keras.layers.Conv1D and is_causal(layer))
         self.calls.append(Call(layer, node.arguments, tuple(inputs), tuple(outputs), size, has_state))
         return outputs
-
-
-def function_of(model: Any) -> Any:
-    """The graph of a functional or sequential model; None of any other."""
-    if isinstance(model, keras.Sequential):
-        own = getattr(type(model).call, "__qualname__", "") != "Sequential.call"
-        return None if own else getattr(model, "_functional", None)
-    return model if getattr(type(model).call, "__qualname__", "") == "Functional.call" else None
 
 
 def given_by(calls: list[Call]) -> list[int]:

@@ -7,15 +7,14 @@ the cell, U units.
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from .layers import as_graph, keras
+from .layers import keras
+from .tracing import numbers_of
 from .walks import FEW_ROWS
 
 _ZERO = tf.UnconnectedGradients.ZERO
@@ -275,7 +274,9 @@ class AnyCell:
         self.output_width = getattr(cell, "output_size", None) or self.widths[0]
         self.saved, self.matrices = self.output_width + 2 * sum(self.widths), 0
         shapes = [(width,) for width in (inputs, *self.widths)]
-        self.work = numbers_of(lambda x, *states: self._step(x, list(states)), shapes, cell.compute_dtype)
+        self.work = numbers_of(
+            lambda x, *states: self._step(x, list(states)), shapes, [cell.compute_dtype] * len(shapes)
+        )
 
     def run(self, inputs: tf.Tensor) -> tuple[tf.Tensor, Any]:
         batch, steps, _ = inputs.shape
@@ -311,21 +312,6 @@ class AnyCell:
 
         *pulled, by_input = over_rows(one_row, given)
         return pulled, by_input
-
-
-_SAMPLES = 7  # a number of samples that tensors without samples hardly begin with
-
-
-def numbers_of(function: Callable[..., Any], shapes: Sequence[tuple[int, ...]], dtype: str) -> int:
-    """Of a sample: the sizes of all tensors in a function's graph, given samples of these shapes; a loop turns once."""
-    given = [tf.TensorSpec((_SAMPLES, *shape), dtype) for shape in shapes]
-    graph = as_graph(function).get_concrete_function(*given).graph.as_graph_def(add_shapes=True)
-    nodes = itertools.chain(graph.node, *(inner.node_def for inner in graph.library.function))
-    found = [shape for node in nodes for shape in node.attr["_output_shapes"].list.shape]
-    lengths = [[dim.size for dim in shape.dim] for shape in found]
-    # A user's function within may have been traced for any number of samples, which is -1 then.
-    of_samples = [rest for samples, *rest in filter(None, lengths) if samples in (-1, _SAMPLES)]
-    return sum(math.prod(max(1, size) for size in rest) for rest in of_samples)
 
 
 # ---- causal convolutions -----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,20 +21,35 @@ def leaf_layers(model: keras.Model) -> list[keras.Layer]:
     return [layer for layer in model._flatten_layers(include_self=False) if not isinstance(layer, keras.Model)]
 
 
+def function_of(model: Any) -> Any:
+    """The graph of a functional or sequential model; None of any other."""
+    if isinstance(model, keras.Sequential):
+        own = getattr(type(model).call, "__qualname__", "") != "Sequential.call"
+        return None if own else getattr(model, "_functional", None)
+    return model if getattr(type(model).call, "__qualname__", "") == "Functional.call" else None
+
+
 @contextlib.contextmanager
 def calls_wrapped(layers: list[keras.Layer], wrap: Callable[[keras.Layer, Any], Any]) -> Iterator[None]:
-    """Within, each layer's `call` is `wrap(layer, call)`; afterwards the layers are as before, wrapped or not."""
-    before = [layer.__dict__.get("call") for layer in layers]
-    try:
-        for layer in layers:  # past Keras' own __setattr__, which would track the function as state
-            object.__setattr__(layer, "call", wrap(layer, layer.call))
-        yield
-    finally:
-        for layer, call in zip(layers, before, strict=True):
-            if call is None:
-                layer.__dict__.pop("call", None)
-            else:
-                object.__setattr__(layer, "call", call)
+    """Within, each layer's `call` is `wrap(layer, call)`; afterwards the layers are as before, wrapped or not.
+
+    One thread at a time: layers may be in several models.
+    """
+    with _ONE_AT_A_TIME:
+        before = [layer.__dict__.get("call") for layer in layers]
+        try:
+            for layer in layers:  # past Keras' own __setattr__, which would track the function as state
+                object.__setattr__(layer, "call", wrap(layer, layer.call))
+            yield
+        finally:
+            for layer, call in zip(layers, before, strict=True):
+                if call is None:
+                    layer.__dict__.pop("call", None)
+                else:
+                    object.__setattr__(layer, "call", call)
+
+
+_ONE_AT_A_TIME = threading.RLock()
 
 
 @contextlib.contextmanager

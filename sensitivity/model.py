@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,9 @@ from .errors import Refused
 from .fitness import Unfit
 from .heads import Selection, heads, joined, labels, require_floating, select, steps_and_channels
 from .job import WindowsSection
-from .layers import as_graph, calls_wrapped, keras, leaf_layers, steps_folded
+from .layers import keras
 from .recurrence import Recurrence, recurrence
+from .tracing import traced
 from .walks import ScanFacts, Walk, of_all_lags, of_last_lags
 
 
@@ -184,8 +184,8 @@ def _run_once(
     outputs: Any = None,
 ) -> tuple[CallFacts, int, tuple[str, ...]]:
     """The facts, and all the steps and names of its outputs."""
-    result, seen = _forward(model, tf.zeros((2, *shape), dtype))
-    found = heads(model, result, of)
+    seen = traced(model, tf.zeros((2, *shape), dtype))
+    found = heads(model, seen.output, of)
     require_floating(found)
     shapes = {name: steps_and_channels(head) for name, head in found.items()}
     steps = next(iter(shapes.values()))[0]
@@ -201,9 +201,9 @@ def _run_once(
         max_lag=max_lag,
         selection=selection,
         parameters=model.count_params(),
-        activations=seen.size,
-        recurrent=tuple(seen.recurrent),
-        smooth=not any(node.op in _KINKED and not _on_integers(node) for node in seen.operations),
+        activations=seen.activations,
+        recurrent=seen.recurrent,
+        smooth=seen.smooth,
         operations=len(seen.operations),
         dtype=dtype,
     )
@@ -241,19 +241,6 @@ def _scan(
         return None, str(reason)
     except Exception as error:  # whatever a user's layer raises when it is called out of its place
         return None, f"the model's graph cannot be taken apart ({type(error).__name__}: {str(error)[:100]})"
-
-
-_KINKED = {
-    *("Abs", "Ceil", "Floor", "LeakyRelu", "Max", "MaxPool", "Maximum", "Min", "Minimum", "Relu", "Relu6", "Rint"),
-    *("Round", "Selu", "Sign", "TopKV2", "Greater", "GreaterEqual", "Less", "LessEqual", "PyFunc", "EagerPyFunc"),
-    *("ArgMax", "ArgMin", "Bucketize", "ClipByValue", "FloorMod", "MaxPool3D", "MaxPoolV2", "Mod", "SegmentMax"),
-    *("UnsortedSegmentMax", "GatherV2", "ResourceGather"),  # a gather's indices may come from the input
-}
-
-
-def _on_integers(node: Any) -> bool:
-    kind = next((node.attr[name].type for name in ("T", "Tparams", "dtype") if name in node.attr), None)
-    return kind is not None and tf.as_dtype(kind).is_integer
 
 
 def _declared_input(model: keras.Model) -> tuple[int | None, ...] | None:
@@ -325,60 +312,3 @@ def _flat_length(size: int | None, length: int | None, features: int) -> int:
             remedy="set windows.length, and series.features to the columns the model was trained on",
         )
     return length
-
-
-@dataclass
-class _Counted:
-    """What was seen of a forward pass. size: numbers that all layers put out for a window. recurrent: as of facts."""
-
-    size: int = 0
-    recurrent: list[tuple[int, int]] = field(default_factory=list)
-    operations: list[Any] = field(default_factory=list)
-    _steps: int = 0  # of the recurrent layer that is being called
-
-    def counting(self, layer: keras.Layer, call: Any) -> Any:
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            if isinstance(layer, keras.layers.RNN):
-                self._steps = keras.tree.flatten((args, kwargs))[0].shape[1] or 1
-                units = int(np.prod(keras.tree.flatten(layer.cell.state_size)[0]))
-                # A convolution's state has open sizes; its activations are counted all the same.
-                self.recurrent.append((self._steps, max(units, 0)))
-            result = call(*args, **kwargs)
-            self.size += sum(self._size(part) for part in keras.tree.flatten(result) if part.shape)
-            return result
-
-        return counted
-
-    def _size(self, part: Any) -> int:
-        """Of one window, of two that are there; of what a loop puts out at a step, at all steps."""
-        in_loop = type(getattr(part, "graph", None)).__name__ == "WhileBodyFuncGraph"
-        return math.prod(size or 1 for size in part.shape) * (self._steps if in_loop else 1) // 2
-
-
-def _forward(model: keras.Model, zeros: tf.Tensor) -> tuple[Any, _Counted]:
-    """The output for two windows of zeros; its graph's operations, those in loops and branches too."""
-    seen = _Counted()
-    layers = leaf_layers(model)
-
-    def traced(windows: tf.Tensor) -> Any:
-        seen.size, seen.recurrent = 0, []  # again, where variables are made
-        with steps_folded(model), calls_wrapped(layers, seen.counting):
-            return model(windows)
-
-    try:
-        if not model.built:
-            model(zeros[:1])
-        function = as_graph(traced).get_concrete_function(zeros)
-        result, graph = function(zeros), function.graph.as_graph_def()
-    except Exception as error:
-        raise Refused(
-            "model.path",
-            given=f"a model that fails on windows of shape {tuple(zeros.shape[1:])} "
-            f"({type(error).__name__}: {str(error)[:300]})",
-            allowed="a model that takes (batch, lag, feature)",
-            remedy="check windows.length and series.features against the model's training",
-        ) from error
-    steps = zeros.shape[1]
-    seen.size += sum(3 * layer.num_heads * steps**2 for layer in layers if hasattr(layer, "num_heads"))  # scores
-    seen.operations = [*graph.node, *itertools.chain.from_iterable(f.node_def for f in graph.library.function)]
-    return result, seen

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import tensorflow as tf
 
-from .calls import WINDOW, Call, Graph, evaluate, function_of, given_by, needed_for
-from .cells import Cell, cells_of, numbers_of
+from .calls import WINDOW, Call, Graph, evaluate, given_by, needed_for
+from .cells import Cell, cells_of
 from .fitness import Unfit, a_step_of, require_fit, require_steps_back
 from .heads import heads, joined
-from .layers import keras
+from .layers import function_of, keras
+from .tracing import numbers_of
 from .walks import ScanFacts
 
 
@@ -151,8 +152,7 @@ class _Sort:
         if not any(along):
             if call.has_state:
                 raise Unfit(f"{call.name} begins anew after the last step")
-            given = [tuple(size or 1 for size in tensor.shape[1:]) for tensor in call.arguments.keras_tensors]
-            self.head.append(replace(call, size=call.size + self._inside(call, given)))
+            self.head.append(replace(call, size=call.size + self._inside(call)))
         elif not all(along):
             raise Unfit(f"{call.name} mixes sequences with what is left after the last step")
         elif call.has_state:
@@ -186,8 +186,15 @@ class _Sort:
             self.calls.append(call)
             self.work[call] = self._inside(call, [(1, *shape) for shape in shapes])
 
-    def _inside(self, call: Call, shapes: list[tuple[int, ...]]) -> int:
-        """Numbers of a sample that a call computes on the way, where it is more than one of Keras' own layers."""
+    def _inside(self, call: Call, shapes: list[tuple[int, ...]] | None = None) -> int:
+        """Numbers of a sample that a call computes on the way, where it is more than one of Keras' own layers.
+
+        shapes: of its inputs, where they are not as in the model.
+        """
         layer = call.operation.layer if type(call.operation) is keras.layers.TimeDistributed else call.operation
         plain = type(layer).__module__.partition(".")[0] == "keras" and type(layer) is not keras.layers.Lambda
-        return 0 if plain and not getattr(layer, "_layers", ()) else numbers_of(call, shapes, self.dtype)
+        if plain and not getattr(layer, "_layers", ()):
+            return 0
+        tensors = call.arguments.keras_tensors
+        shapes = shapes or [tuple(size or 1 for size in tensor.shape[1:]) for tensor in tensors]
+        return numbers_of(call, shapes, [tensor.dtype for tensor in tensors])

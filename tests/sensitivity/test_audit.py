@@ -54,6 +54,94 @@ class Coupled(keras.Model):
         return self.inner(windows)
 
 
+class Later(layers.Layer):
+    """Knows which step it is by counting its calls."""
+
+    count = 0
+
+    def call(self, inputs):
+        self.count += 1
+        return inputs if self.count <= 3 else 2.0 * inputs
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+class Rewound(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.later, self.recurrent = Later(), layers.LSTM(3)
+        self.steps = layers.TimeDistributed(self.later, name="later")
+
+    def call(self, windows):
+        self.later.count = 0
+        return self.recurrent(self.steps(windows))
+
+
+class Sparse(layers.Layer):
+    def call(self, inputs):
+        return tf.sparse.from_dense(inputs)
+
+
+class Kept(layers.Layer):
+    """Keeps what it computed first."""
+
+    weights_by_step = None
+
+    def call(self, inputs):
+        if self.weights_by_step is None:
+            self.weights_by_step = 2.0 * tf.constant(np.linspace(0, 1, 6)[:, None], "float32")
+        return inputs * self.weights_by_step, None
+
+
+class Staged(keras.Model):
+    """Built before it is called, and subclassed: nothing is known of what it does but by calling it."""
+
+    def __init__(self, *stages):
+        super().__init__()
+        self.stages, self.flat, self.head = stages, layers.Flatten(), layers.Dense(2)
+
+    def build(self, shape):
+        self.head.build((None, 12))
+        self.built = True
+
+    def call(self, windows):
+        for stage in self.stages:
+            windows = stage(windows)
+        return self.head(self.flat(windows))
+
+
+class Paired(layers.SimpleRNNCell):
+    """A cell with a layer that is applied to each of two parts of its input."""
+
+    def __init__(self):
+        super().__init__(3)
+        self.each = layers.TimeDistributed(layers.Dense(2))
+
+    def call(self, sequence, states, training=False):
+        pair = self.each(tf.stack([sequence, 0.5 * sequence], 1))
+        return super().call(sequence + pair[:, 0] * pair[:, 1], states)
+
+
+UNUSUAL = {
+    "sparse": lambda: Staged(Sparse(), tf.sparse.to_dense),
+    "kept": lambda: Staged(Kept(), lambda pair: pair[0]),
+    "booleans": lambda: through(
+        layers.TimeDistributed(layers.Lambda(lambda x: x > 0)), layers.Lambda(lambda x: tf.cast(x, "float32"))
+    ),
+    "within a cell": lambda: sequential(SHAPE, layers.RNN(Paired())),
+}
+
+
+@pytest.mark.parametrize("model", UNUSUAL.values(), ids=UNUSUAL)
+def test_layers_may_do_much(model):
+    model = model()
+    model.build((None, *SHAPE))
+    target = Target(model, describe_call(model, SHAPE, of="output", dtype="float32"))
+    require_independent(target, windows_of())
+    assert np.isfinite(model(windows_of())).all()
+
+
 @pytest.mark.parametrize(
     ("model", "name", "what"),
     [
@@ -110,6 +198,7 @@ class Coupled(keras.Model):
             "swapped",
             "influence each other",
         ),
+        (lambda: Rewound(), "later", "influence each other"),
         (
             lambda: through(layers.RNN(Odd(lambda state: tf.reduce_mean(state, 0), name="levelled"))),
             "levelled",

@@ -22,6 +22,7 @@ CHAIN = [
         "readers",
         "series",
         "layers",
+        "tracing",
         "loading",
     ),
     *("heads", "walks", "cells", "calls", "fitness", "recurrence", "model", "setting", "plan", "choices"),

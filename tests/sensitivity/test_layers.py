@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -65,6 +69,25 @@ def test_calls_are_wrapped_twice_and_unwrapped_in_turn():
         model(tf.zeros((1, 5, 2)))
     model(tf.zeros((1, 5, 2)))
     assert order == ["inner", "outer", "outer"]
+    assert "call" not in vars(layer)
+
+
+def test_threads_wrap_in_turn():
+    layer = layers.Dense(1)
+    depths = []
+
+    def wrap(layer, call):
+        return SimpleNamespace(depth=getattr(call, "depth", 0) + 1)
+
+    def enter(_):
+        for _ in range(20):
+            with calls_wrapped([layer], wrap):
+                time.sleep(0.001)
+                depths.append(layer.call.depth)
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(enter, range(3)))
+    assert depths == [1] * 60
     assert "call" not in vars(layer)
 
 

@@ -83,6 +83,8 @@ def test_a_loop_has_the_steps_of_what_it_is_given():
 
 
 class Weight(layers.Layer):
+    num_heads = None  # a name of its own
+
     def build(self, shape):
         self.table = self.add_weight(shape=shape[1:])
 

@@ -95,6 +95,25 @@ class Reshaped(layers.Layer):
         return windows + ops.mean(windows, 1, keepdims=True)
 
 
+class Picked(layers.Layer):
+    """A row of its weights by number."""
+
+    def build(self, shape):
+        self.rows = self.add_weight(shape=(4, 2))
+
+    def call(self, numbers):
+        return tf.gather(self.rows, numbers)
+
+
+def test_what_follows_the_last_step_may_be_integers():
+    def largest(hidden):
+        number = layers.Lambda(lambda x: tf.argmax(x, -1, "int32"), dtype="float32")(hidden)
+        return layers.Dense(2)(hidden) + Picked()(number)
+
+    model = functional(lambda x: largest(layers.LSTM(4)(x)))
+    assert len(recurrence(model, SHAPE).head) == 4
+
+
 UNFIT = {
     "lstm.*is called with a mask": lambda: sequential(SHAPE, Gaps(), layers.LSTM(2)),
     "gru.*is called in training": lambda: functional(lambda x: layers.GRU(2, dropout=0.1)(x, training=True)),

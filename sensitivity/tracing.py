@@ -1,0 +1,124 @@
+"""One forward pass as a graph: what the model gives, and what its layers compute on the way."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .errors import Refused
+from .layers import as_graph, calls_wrapped, function_of, keras, leaf_layers, steps_folded
+
+
+@dataclass(frozen=True)
+class Traced:
+    """output: of the model, as it gives it. activations: numbers that all layers put out for one window. recurrent:
+    (steps, units) of each call of a recurrent layer. operations: of the graph, those in loops and branches too.
+    """
+
+    output: Any
+    activations: int
+    recurrent: tuple[tuple[int, int], ...]
+    operations: list[Any]
+
+    @property
+    def smooth(self) -> bool:
+        """Whether the derivative has no jumps, as far as operations tell."""
+        return not any(node.op in _KINKED and not _on_integers(node) for node in self.operations)
+
+
+_KINKED = {
+    *("Abs", "Ceil", "Floor", "LeakyRelu", "Max", "MaxPool", "Maximum", "Min", "Minimum", "Relu", "Relu6", "Rint"),
+    *("Round", "Selu", "Sign", "TopKV2", "Greater", "GreaterEqual", "Less", "LessEqual", "PyFunc", "EagerPyFunc"),
+    *("ArgMax", "ArgMin", "Bucketize", "ClipByValue", "FloorMod", "MaxPool3D", "MaxPoolV2", "Mod", "SegmentMax"),
+    *("UnsortedSegmentMax", "GatherV2", "ResourceGather"),  # a gather's indices may come from the input
+}
+
+
+def _on_integers(node: Any) -> bool:
+    kind = next((node.attr[name].type for name in ("T", "Tparams", "dtype") if name in node.attr), None)
+    return kind is not None and tf.as_dtype(kind).is_integer
+
+
+def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
+    """A call on two windows of zeros."""
+    seen = _Seen()
+
+    def call(windows: tf.Tensor) -> Any:
+        seen.size = 0  # again, where variables are made
+        seen.recurrent.clear()
+        with steps_folded(model), calls_wrapped(leaf_layers(model), seen.watched):
+            return model(windows)
+
+    try:
+        if function_of(model) is None:  # layers may be built by their first call, and keep what they then compute
+            model(zeros[:1])
+        function = as_graph(call).get_concrete_function(zeros)
+        output = function(zeros)
+    except Exception as error:
+        raise Refused(
+            "model.path",
+            given=f"a model that fails on windows of shape {tuple(zeros.shape[1:])} "
+            f"({type(error).__name__}: {str(error)[:300]})",
+            allowed="a model that takes (batch, lag, feature)",
+            remedy="check windows.length and series.features against the model's training",
+        ) from error
+    steps, layers = zeros.shape[1], leaf_layers(model)
+    attending = [layer.num_heads for layer in layers if isinstance(getattr(layer, "num_heads", None), int)]
+    scores = 3 * sum(attending) * steps**2
+    known = [layer for layer, _ in seen.recurrent]  # a user's `tf.function` within may have been traced before
+    missed = [(layer, steps) for layer in layers if isinstance(layer, keras.layers.RNN) and layer not in known]
+    recurrent = tuple((count, _units(layer)) for layer, count in (*seen.recurrent, *missed))
+    return Traced(output, seen.size + scores, recurrent, _nodes(function.graph.as_graph_def()))
+
+
+@dataclass
+class _Seen:
+    """size: numbers that layers put out for one window. recurrent: layers, and the steps that they were given."""
+
+    size: int = 0
+    recurrent: list[tuple[keras.Layer, int]] = field(default_factory=list)
+    _steps: int = 0  # of the recurrent layer that is being called
+
+    def watched(self, layer: keras.Layer, call: Any) -> Any:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if isinstance(layer, keras.layers.RNN):
+                self._steps = keras.tree.flatten((args, kwargs))[0].shape[1] or 1
+                self.recurrent.append((layer, self._steps))
+            result = call(*args, **kwargs)
+            self.size += sum(self._size(part) for part in keras.tree.flatten(result) if getattr(part, "shape", None))
+            return result
+
+        return counted
+
+    def _size(self, part: Any) -> int:
+        """Of one window, of two that are there; of what a loop puts out at a step, at all steps."""
+        in_loop = type(getattr(part, "graph", None)).__name__ == "WhileBodyFuncGraph"
+        return math.prod(size or 1 for size in part.shape) * (self._steps if in_loop else 1) // 2
+
+
+def _units(layer: keras.Layer) -> int:
+    """0 of a convolution, whose state has open sizes; its activations are counted all the same."""
+    return max(0, int(np.prod(keras.tree.flatten(layer.cell.state_size)[0])))
+
+
+_SAMPLES = 7  # a number of samples that tensors without samples hardly begin with
+
+
+def numbers_of(function: Callable[..., Any], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> int:
+    """Of a sample: the sizes of all tensors in a function's graph, given samples of these shapes; a loop turns once."""
+    given = [tf.TensorSpec((_SAMPLES, *shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    nodes = _nodes(as_graph(function).get_concrete_function(*given).graph.as_graph_def(add_shapes=True))
+    lengths = [[dim.size for dim in shape.dim] for node in nodes for shape in node.attr["_output_shapes"].list.shape]
+    # A user's function within may have been traced for any number of samples, which is -1 then.
+    of_samples = [rest for samples, *rest in filter(None, lengths) if samples in (-1, _SAMPLES)]
+    return sum(math.prod(max(1, size) for size in rest) for rest in of_samples)
+
+
+def _nodes(graph: Any) -> list[Any]:
+    return [*graph.node, *itertools.chain.from_iterable(function.node_def for function in graph.library.function)]
