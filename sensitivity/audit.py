@@ -26,6 +26,7 @@ from .products import TOLERANCE, Probe, Seen, contracted, jvp, relative_error, r
 SAMPLES = 5
 COUPLING_TOLERANCE = 1e-6
 TINY = 1e-30
+_HALF = 0.05  # of the largest number, where they are of half precision
 _FEW_STEPS = 50  # that Keras calls one by one
 _STEP = 1e-5  # of a central difference in float64, in units of each input's spread
 
@@ -219,7 +220,8 @@ def _require_foldable(target: Target, samples: np.ndarray) -> None:
     values = as_graph(traced)(tf.constant(samples)) if folded else []
     for (layer, training), (inputs, mask, found) in zip(called, values, strict=True):
         alone = type(layer).call(layer, inputs, training=training, mask=mask)
-        if not relative_error(found.numpy().astype(float), alone.numpy().astype(float)) <= TOLERANCE:
+        tolerance = TOLERANCE if found.dtype.size > 2 else _HALF
+        if not relative_error(found.numpy().astype(float), alone.numpy().astype(float)) <= tolerance:
             raise _refused(f"layer {layer.name!r}", _INFLUENCE, _COUPLED)
 
 
