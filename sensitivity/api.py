@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import keras
@@ -20,23 +19,18 @@ from .engine import Tuned
 from .errors import Refused
 from .findings import refusals
 from .job import SensitivitySection, parse_bytes
+from .kept import Found, Kept, State, kept_with
 from .layers import leaf_layers
 from .machine import available_memory
 from .model import CallFacts, Target, describe_call
 from .plan import MiB, bytes_per_window, human_bytes
-from .products import TOLERANCE, Probe
 from .progress import progress
 from .setting import Choice, Setting
-from .tuning import BUILD_BYTES, CHECKED, Room, tune
+from .tuning import BUILD_BYTES, Room, tune
 
-_ATTRIBUTE = "_sensitivity_kernels"
 LONG_SECONDS = 5.0  # work that takes longer shows its progress
-WORTH_TIMING = 30.0  # seconds of work, where kernels were timed for a tenth of it: they are timed again
 MOST_AT_ONCE = 4096  # windows a call, at most: larger numbers of windows share their kernel
 TIMED_ON = 256
-MOST_FILLED = 2  # a kernel takes at least half as many windows as a call of it has room for
-MUCH_LARGER = 2  # times the numbers of windows are worth another look at a kernel's own
-LARGER = 5  # times the bytes of a call are those of one of four times the windows
 
 
 @dataclass(frozen=True)
@@ -163,17 +157,18 @@ def jacobian(
     given, baseline = _given_bytes(memory), machine.resident_memory()
     with machine.span() as peak:
         source = _source(windows, _dtype(model))
-        store = _kept(model)
+        store = kept_with(model)
         target = _described(model, source, wanted, store)
         copied = 0 if isinstance(windows, np.ndarray) and np.may_share_memory(source, windows) else source.nbytes
         budget = _Budget(given, baseline, copied, _result_bytes(target.facts, len(source)))
         key = (source.shape[1:], str(source.dtype), wanted)
         reused = _reused(store.kernels.get(key, {}), source, wanted, budget) if len(source) else None
-        if reused is not None and not store.is_right(key, target, reused[1], source):
+        state = State.of(model, source)
+        if reused is not None and not store.is_right(key, target, reused[1], source, state):
             store.forget()
             reused, target = None, _described(model, source, wanted, store)
         choice, engine = reused or _timed(store.kernels.setdefault(key, {}), wanted, target, budget, source)
-        store.proved[key] = _state(model, source)
+        store.proved[key] = state.after(store.proved.get(key))
         engine.limit_to(budget.limit)
         searched = (peak() or baseline) - baseline
         ready = machine.resident_memory() - meter.reusable() - baseline
@@ -207,7 +202,7 @@ def _source(windows: Any, dtype: str) -> np.ndarray:
     return source
 
 
-def _described(model: keras.Model, source: np.ndarray, wanted: SensitivitySection, store: _Kept) -> Target:
+def _described(model: keras.Model, source: np.ndarray, wanted: SensitivitySection, store: Kept) -> Target:
     """The target, proved on these windows to have a Jacobian of each, the first time."""
     of = wanted.of
     key = (source.shape[1:], of, *wanted.selection.values(), str(source.dtype))
@@ -260,7 +255,7 @@ def _result_bytes(facts: CallFacts, windows: int) -> int:
 
 
 def _reused(
-    kept: dict[int, _Found], source: np.ndarray, wanted: SensitivitySection, budget: _Budget
+    kept: dict[int, Found], source: np.ndarray, wanted: SensitivitySection, budget: _Budget
 ) -> tuple[Choice, Tuned] | None:
     """A kernel of an earlier call, if one serves."""
     most, room = _most_at_once(len(source), wanted), budget.room(0)
@@ -269,7 +264,7 @@ def _reused(
 
 
 def _timed(
-    kept: dict[int, _Found], wanted: SensitivitySection, target: Target, budget: _Budget, source: np.ndarray
+    kept: dict[int, Found], wanted: SensitivitySection, target: Target, budget: _Budget, source: np.ndarray
 ) -> tuple[Choice, Tuned]:
     """The fastest kernel, by trials on these windows; kept for later calls."""
     if not len(source):
@@ -278,7 +273,7 @@ def _timed(
     most, room = _most_at_once(len(source), wanted), budget.room(budget.compiler)
     some = np.ascontiguousarray(source[np.linspace(0, len(source) - 1, min(TIMED_ON, len(source))).astype(int)])
     choice, engine = tune(wanted, target, some, room, most, len(source), key="memory")
-    kept[most] = _Found(choice, engine, len(source), most, room.call)
+    kept[most] = Found(choice, engine, len(source), most, room.call)
     return choice, engine
 
 
@@ -288,35 +283,6 @@ def _most_at_once(windows: int, wanted: SensitivitySection) -> int:
         return min(wanted.windows_per_call, windows)
     unit = max(1, 1 << max(0, windows.bit_length() - 4))
     return min(MOST_AT_ONCE, -(-windows // unit) * unit)
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A choice and its kernel, found for so many windows, at `most` a call, with `call` bytes for one."""
-
-    choice: Choice
-    engine: Tuned
-    windows: int
-    most: int
-    call: int
-
-    def serves(self, windows: int, most: int, room: Room) -> bool:
-        """It fits, is not much too large for so few windows, and was not chosen for want of memory, windows or time
-        that are there by now.
-        """
-        size = self.engine.setting.windows_per_call
-        if self.engine.call_bytes > room.call or size > MOST_FILLED * windows:
-            return False
-        if self.choice.by == "given":
-            return most <= self.most
-        changed = self.engine.setting.bare != self.choice.setting.bare
-        short = changed or LARGER * self.choice.call_bytes > self.call
-        seconds = windows / (self.choice.windows_per_second or math.inf)
-        return (
-            most <= self.most
-            and not (short and room.call >= 2 * self.call)
-            and not (seconds > WORTH_TIMING and windows >= 10 * self.windows)
-        )
 
 
 def _run(engine: Tuned, source: np.ndarray) -> np.ndarray:
@@ -333,46 +299,6 @@ def _run(engine: Tuned, source: np.ndarray) -> np.ndarray:
                 advance = shown.enter_context(progress(len(source), 0))
                 advance(done.stop, started)
     return result
-
-
-@dataclass
-class _Kept:
-    """Facts and kernels by shape, living and dying with their model. proved: with which weights and numbers."""
-
-    facts: dict[Any, CallFacts] = field(default_factory=dict)
-    kernels: dict[Any, dict[int, _Found]] = field(default_factory=dict)
-    proved: dict[Any, tuple[tuple[float, ...], float]] = field(default_factory=dict)
-
-    def is_right(self, key: Any, target: Target, engine: Tuned, source: np.ndarray) -> bool:
-        """Whether a kernel's numbers are the model's still, which a few windows show where weights have changed, or
-        where numbers are much larger than before. A layer may work in another way then.
-        """
-        (weights, largest), (now, largest_now) = self.proved[key], _state(target.model, source)
-        if weights == now and largest_now <= MUCH_LARGER * largest:
-            return True
-        flat = source.reshape(len(source), -1)
-        by_size = np.argsort(np.maximum(flat.max(axis=1), -flat.min(axis=1)))
-        few = np.ascontiguousarray(source[by_size[-CHECKED:]])
-        return Probe.of(target, few).error(engine(few)[1]) <= TOLERANCE
-
-    def forget(self) -> None:
-        self.facts.clear()
-        self.kernels.clear()
-
-
-def _state(model: keras.Model, source: np.ndarray) -> tuple[tuple[float, ...], float]:
-    """What tells whether the weights are the same; the largest number of the windows."""
-    weights = (np.asarray(weight, "float32").ravel() for weight in model.weights)
-    largest = float(max(source.max(initial=0.0), -source.min(initial=0.0)))
-    return tuple(float(part) for weight in weights for part in (weight.sum(), np.dot(weight, weight))), largest
-
-
-def _kept(model: keras.Model) -> _Kept:
-    store = getattr(model, _ATTRIBUTE, None)
-    if store is None:
-        store = _Kept()
-        object.__setattr__(model, _ATTRIBUTE, store)  # past Keras' tracking: this is no part of the model
-    return store
 
 
 def _given_bytes(memory: str | int | None) -> int:

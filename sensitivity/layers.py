@@ -29,6 +29,14 @@ def function_of(model: Any) -> Any:
     return model if getattr(type(model).call, "__qualname__", "") == "Functional.call" else None
 
 
+def as_graph(function: Callable[..., Any], **options: Any) -> tf.types.experimental.PolymorphicFunction:
+    """A `tf.function` of its own. TensorFlow counts traces by code object and warns; a partial has none."""
+    return tf.function(functools.partial(function), autograph=False, **options)
+
+
+_ONE_AT_A_TIME = threading.RLock()
+
+
 @contextlib.contextmanager
 def calls_wrapped(layers: list[keras.Layer], wrap: Callable[[keras.Layer, Any], Any]) -> Iterator[None]:
     """Within, each layer's `call` is `wrap(layer, call)`; afterwards the layers are as before, wrapped or not.
@@ -49,9 +57,6 @@ def calls_wrapped(layers: list[keras.Layer], wrap: Callable[[keras.Layer, Any], 
                     object.__setattr__(layer, "call", call)
 
 
-_ONE_AT_A_TIME = threading.RLock()
-
-
 @contextlib.contextmanager
 def steps_folded(model: keras.Model) -> Iterator[None]:
     """Within, `TimeDistributed` layers take all steps at once, as samples of one step, where shapes are static.
@@ -61,11 +66,6 @@ def steps_folded(model: keras.Model) -> Iterator[None]:
     """
     with calls_wrapped([layer for layer in leaf_layers(model) if type(layer) is keras.layers.TimeDistributed], _folded):
         yield
-
-
-def as_graph(function: Callable[..., Any], **options: Any) -> tf.types.experimental.PolymorphicFunction:
-    """A `tf.function` of its own. TensorFlow counts traces by code object and warns; a partial has none."""
-    return tf.function(functools.partial(function), autograph=False, **options)
 
 
 def _folded(layer: keras.Layer, call: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Memory: thirteen models with three budgets, each in a process of its own, and the example that freezes machines.
+"""Memory: thirteen models with three budgets, each in a process of its own; the example that freezes machines, here and
+by the eager tape; and windows of 5,000 and 10,000 steps with their last lags.
 
     python tests/benchmarks/memory.py [part of a model's name]
 
@@ -48,6 +49,44 @@ def one(name: str, budget: str | None, windows: int) -> dict[str, float | str]:
     }
 
 
+def eager(name: str, windows: int) -> dict[str, float]:
+    """The same by what people write: megabytes of two calls."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(2)
+    from sensitivity import machine
+    from tests.benchmarks.models import build, windows_for
+
+    model = build(name)
+    source = tf.constant(windows_for(model, windows))
+    model(source[:2])
+    machine.restart_peak()
+    before = machine.resident_memory()
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            tape.watch(source)
+            prediction = model(source)
+        tape.batch_jacobian(prediction, source).numpy()
+    return {"measured": (machine.peak_memory() - before) / 1e6}
+
+
+def band(steps: int, max_lag: int) -> dict[str, float]:
+    """Two windows of many steps by their last lags, twice: megabytes, seconds of the first, of a window of the next."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(2)
+    import keras
+    from keras import layers
+
+    import sensitivity
+    from tests.benchmarks.models import windows_for
+
+    model = keras.Sequential([keras.Input((steps, 3)), layers.LSTM(64, return_sequences=True), layers.Dense(1)])
+    given: dict = {"kernel": "scan", "max_lag": max_lag, "report": True}
+    (_, first), (_, again) = (sensitivity.jacobian(model, windows_for(model, 2), "1GB", **given) for _ in range(2))
+    return {"measured": first.measured / 1e6, "first": first.seconds, "window": again.seconds / 2}
+
+
 def in_a_process(*arguments: object) -> dict[str, float | str]:
     command = [sys.executable, __file__, "--one", json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -80,12 +119,23 @@ def main(part: str) -> None:
         print(f"{case[0]:42} {budget or 0:8.0f} {projected:10.0f} {measured:9.0f}  {found['setting']}", flush=True)
         over += [case] if budget and measured > budget else []
         outside += [case] if not measured <= projected <= 2 * measured else []
+    if part in example:
+        print(f"{example:42} {'eager':>8} {'':10} {in_a_process('eager', example, 64)['measured']:9.0f}")
+    for steps in (5000, 10_000):
+        name = f"LSTM 64, {steps:,} steps, lags up to 200"
+        if part in name:
+            found = in_a_process("band", steps, 200)
+            times = f"first call {found['first']:.0f} s, then {found['window']:.2f} s a window"
+            print(f"{name:42} {1000:8} {'':10} {found['measured']:9.0f}  {times}", flush=True)
+            over += [name] if found["measured"] > 1000 else []
     print(f"over the budget: {over or 'none'}")
     print(f"projected below or over twice what was measured: {outside or 'none'}")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
-        print(json.dumps(one(*json.loads(sys.argv[2]))))
+        arguments = json.loads(sys.argv[2])
+        ways = {"eager": eager, "band": band}
+        print(json.dumps(ways[arguments[0]](*arguments[1:]) if arguments[0] in ways else one(*arguments)))
     else:
         main(sys.argv[1] if len(sys.argv) > 1 else "")

@@ -10,8 +10,9 @@ import tensorflow as tf
 from keras import layers
 
 import sensitivity
-from sensitivity import api
+from sensitivity import api, kept
 from sensitivity.errors import Refused
+from sensitivity.products import Probe
 from tests.conftest import sequential, tape_jacobian, worst
 
 SHAPE = (6, 2)
@@ -49,7 +50,7 @@ def test_fewer_windows_share_a_kernel_and_many_more_have_it_timed_again(monkeypa
     assert [report.reused for report in reports] == [False, True, True, False]
     _, again = sensitivity.jacobian(model, windows_of(4000), report=True, **knobs)
     assert again.reused
-    monkeypatch.setattr(api, "WORTH_TIMING", 0.0)
+    monkeypatch.setattr(kept, "WORTH_TIMING", 0.0)
     _, worth_it = sensitivity.jacobian(model, windows_of(4000), report=True, **knobs)
     assert not worth_it.reused
     reports = [sensitivity.jacobian(model, windows_of(n), report=True)[1] for n in (65, 70, 40, 130)]
@@ -220,7 +221,7 @@ def test_a_kept_kernel_is_proved_again_when_weights_change_and_not_before(monkey
     given = {"kernel": "scan", "windows_per_call": 8}
     assert worst(sensitivity.jacobian(model, windows, **given), tape_jacobian(model, windows)) < 1e-5
     looked = []
-    monkeypatch.setattr(api.Probe, "of", lambda *a, of=api.Probe.of: looked.append(1) or of(*a))
+    monkeypatch.setattr(Probe, "of", lambda *a, of=Probe.of: looked.append(1) or of(*a))
     assert sensitivity.jacobian(model, windows, report=True, **given)[1].reused
     assert not looked
     model.layers[0].gain.assign(1.5)  # the scan is still right
@@ -235,6 +236,11 @@ def test_a_kept_kernel_is_proved_again_when_weights_change_and_not_before(monkey
     assert worst(sensitivity.jacobian(model, windows, **given), tape_jacobian(model, windows)) < 1e-5
     before = len(looked)
     sensitivity.jacobian(model, 10 * windows, **given)
+    assert len(looked) == before + 1
+    gap = windows.copy()
+    gap[0, 2] = np.nan
+    for known in (windows, 10 * windows, gap):
+        sensitivity.jacobian(model, known, **given)
     assert len(looked) == before + 1
 
 

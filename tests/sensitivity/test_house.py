@@ -27,7 +27,7 @@ CHAIN = [
     ),
     *("heads", "walks", "cells", "calls", "fitness", "recurrence", "model", "setting", "plan", "choices"),
     *("device", "meter", "products", "kernels", "candidates", "engine", "tuning", "audit", "template", "store"),
-    *("commits", "worker", "api", "query", "plots"),
+    *("commits", "worker", "kept", "api", "query", "plots"),
 ]
 
 
