@@ -31,6 +31,7 @@ from sensitivity.store import Run
 from tests.conftest import cut, frame, sequential, tape_jacobian, worst
 
 SENSITIVITY = [sys.executable, "-c", "from jobs.cli import main; main()"]
+PATIENCE = 300.0  # seconds, with a busy machine
 
 
 def lstm_job(write_job, steps: int = 400, **sections):
@@ -261,9 +262,10 @@ def committed(run: Path) -> dict[str, bytes]:
 
 
 def wait_for_commits(run: Path, count: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE
     while len(list((run / "commits").glob("0*.json"))) < count:
-        assert time.monotonic() < deadline
+        if time.monotonic() > deadline:
+            process.kill()
         assert process.poll() is None, process.communicate()
         time.sleep(0.005)
 
@@ -307,7 +309,7 @@ def test_killed_at_three_moments_and_resumed_nothing_is_lost_or_computed_twice(w
         before = settled(run)
         assert moment <= len(before) < 60
     process = start("resume", "run", *cluster, cwd=tmp_path)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert f"{len(before)} of 60 shards are committed, {60 - len(before)} to compute" in err
     assert out.strip() == str(run / "results.zarr")
@@ -323,7 +325,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(write_job, tmp_path, options
     process = start("run", "job.toml", *options, cwd=tmp_path)
     wait_for_commits(tmp_path / "run", 2, process)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert out == ""
     assert "Traceback" not in err
