@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ import numpy as np
 
 GiB = 1 << 30
 THREADS = 2
+TAPE_SIZES = (16, 64, 256, 1024)  # windows a call of the compiled tape, which may take minutes to compile
 
 
 def start(threads: int) -> None:
@@ -35,7 +37,7 @@ def start(threads: int) -> None:
     use_threads(threads, gpu=False)
 
 
-def compiled_tape(path: str, windows: np.ndarray, xla: bool) -> tuple[float, np.ndarray]:
+def compiled_tape(path: str, windows: np.ndarray, xla: bool, sizes: Sequence[int]) -> tuple[float, np.ndarray]:
     """What a careful user writes: `batch_jacobian` in a `tf.function`, the best of several batch sizes."""
     import keras
     import tensorflow as tf
@@ -55,7 +57,7 @@ def compiled_tape(path: str, windows: np.ndarray, xla: bool) -> tuple[float, np.
         some = tf.constant(np.resize(windows, (size, *windows.shape[1:])))
         return lambda: jacobian(some).numpy()
 
-    return best_rate(make), jacobian(tf.constant(windows[:4])).numpy()
+    return best_rate(make, sizes), jacobian(tf.constant(windows[:4])).numpy()
 
 
 def recurrent(model: Any) -> bool:
@@ -86,7 +88,7 @@ def tuned(path: str, windows: np.ndarray, threads: int, exhaustive: bool, until:
     start(threads)
     import keras
 
-    from sensitivity import candidates, meter, tuning
+    from sensitivity import candidates, machine, meter, tuning
     from sensitivity.engine import Tuned
     from sensitivity.job import SensitivitySection
     from sensitivity.model import Target, describe_call
@@ -102,8 +104,11 @@ def tuned(path: str, windows: np.ndarray, threads: int, exhaustive: bool, until:
         sized = np.resize(windows, (choice.setting.windows_per_call, *windows.shape[1:]))
         if until:
             time.sleep(max(0.0, until - time.time()))
-        rates = [tuning._time(engine, sized) for _ in range(20)]
-        return {**found, "rate": float(np.median(rates))}
+        rate, peak = float(np.median([tuning._time(engine, sized) for _ in range(20)])), machine.peak_memory()
+        anew = Tuned(target, choice.setting)
+        begin = time.perf_counter()
+        anew(sized)
+        return {**found, "rate": rate, "peak": peak, "compiles": time.perf_counter() - begin - len(sized) / rate}
     rates: dict[Any, float] = {}
     kernels, peaks = {}, {}
     for family in candidates.families(wanted, facts):
@@ -132,7 +137,8 @@ def tuned(path: str, windows: np.ndarray, threads: int, exhaustive: bool, until:
         name = str(setting).replace(f", {setting.windows_per_call:,} windows a call", "")
         by_family[name] = max((rate, peaks[setting]), by_family.get(name, (0.0, 0)))
     mine, theirs = (float(np.median(turn)) for turn in turns)
-    return {**found, "rate": mine, "best": str(best), "best_rate": theirs, "families": by_family}
+    peak = machine.peak_memory()
+    return {**found, "rate": mine, "peak": peak, "best": str(best), "best_rate": theirs, "families": by_family}
 
 
 def one(way: str, path: str, name: str, until: float) -> dict[str, Any]:
@@ -142,22 +148,17 @@ def one(way: str, path: str, name: str, until: float) -> dict[str, Any]:
     if way == "torch":
         os.environ["KERAS_BACKEND"] = "torch"
     from sensitivity import machine
-    from tests.benchmarks import models, others
+    from tests.benchmarks.models import LONG
     from tests.benchmarks.others import jax_rate, torch_rate
 
-    if name in models.LONG:
-        size, _ = models.LONG[name]
-        others.SIZES, windows = (size,), windows[:size]
-
     if way in ("tuner", "exhaustive", "one thread"):
-        found = tuned(path, windows, 1 if way == "one thread" else THREADS, way == "exhaustive", until)
-        found["peak"] = machine.peak_memory()
-        return found
+        return tuned(path, windows, 1 if way == "one thread" else THREADS, way == "exhaustive", until)
     if way in ("eager", "compiled", "compiled, XLA"):
         import tensorflow as tf
 
         tf.config.threading.set_intra_op_parallelism_threads(THREADS)
-        found = eager_tape(path, windows) if way == "eager" else compiled_tape(path, windows, way.endswith("XLA"))
+        sizes = (LONG[name][0],) if name in LONG else TAPE_SIZES
+        found = eager_tape(path, windows) if way == "eager" else compiled_tape(path, windows, "XLA" in way, sizes)
     elif way == "torch":
         found = torch_rate(path, windows, THREADS)
     else:
@@ -195,7 +196,8 @@ def report(way: str, found: dict[str, Any] | None, expected: np.ndarray | None) 
         difference = np.abs(np.array(found["jacobian"]) - expected).max()
         off = f"  off the first by {difference / np.abs(expected).max():.0e}"
     rate = f"{found['rate']:,.0f}" if found["rate"] >= 100 else f"{found['rate']:.3g}"
-    print(f"  {way:34} {rate:>10} windows/s  {found['peak'] / 1e6:7,.0f} MB peak{off}", flush=True)
+    compiles = f"  compiles in {found['compiles']:.1f} s" if "compiles" in found else ""
+    print(f"  {way:34} {rate:>10} windows/s  {found['peak'] / 1e6:7,.0f} MB peak{off}{compiles}", flush=True)
 
 
 def compare(name: str, folder: Path) -> None:

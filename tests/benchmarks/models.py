@@ -79,7 +79,7 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
 }
 
 TIMED = list(MODELS)[:7]
-# Windows a call of long sequences, which other ways have no memory for more of, and the ways that have for these.
+# Windows a call of the tape over long sequences, which has no memory for more, and the ways that have any for one.
 LONG: dict[str, tuple[int, tuple[str, ...]]] = {
     "LSTM 64, 200 steps, sequence": (8, ("compiled", "compiled, XLA", "jax jacrev", "jax jacfwd", "torch")),
     "LSTM 64, 1,000 steps, sequence": (2, ("jax jacrev", "jax jacfwd")),

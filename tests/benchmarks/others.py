@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-SIZES = (16, 64, 256, 1024)
+SIZES = tuple(1 << power for power in range(11))  # windows a call
 SECONDS, PATIENCE = 1.0, 20.0
-MOST_BYTES = 3 << 30  # of the process, beyond which four times the windows are not tried
 
 
-def best_rate(make: Callable[[int], Callable[[], Any]]) -> float:
-    """Windows a second at the best of `SIZES`; larger ones are left out once a call takes too long, or too much."""
-    from sensitivity.machine import peak_memory
+def best_rate(make: Callable[[int], Callable[[], Any]], sizes: Sequence[int] = SIZES) -> float:
+    """Windows a second at the best of `sizes`; larger ones are left out once a call takes too long, or where the next
+    may take more memory than there is.
+    """
+    from sensitivity.machine import available_memory, peak_memory
 
     best = 0.0
-    for size in SIZES:
+    for size, following in zip(sizes, [*sizes[1:], 0], strict=True):
         call = make(size)
         start = time.perf_counter()
         call()  # compiles
@@ -28,7 +29,7 @@ def best_rate(make: Callable[[int], Callable[[], Any]]) -> float:
             call()
             seconds.append(time.perf_counter() - began)
         best = max(best, size / float(np.median(seconds)))
-        if time.perf_counter() - start > PATIENCE or peak_memory() > MOST_BYTES:
+        if time.perf_counter() - start > PATIENCE or peak_memory() * (following / size - 1) > available_memory():
             break
     return best
 

@@ -315,7 +315,7 @@ def test_a_limit_where_lags_mean_nothing_is_refused():
         describe_call(flat, (9,), of="output", dtype="float32", max_lag=2)
 
 
-# ---- choice -------------------------------------------------------------------------------
+# ---- choice ------------------------------------------------------------------------------------------
 
 
 def test_causal_convolutions_are_timed_both_ways():
