@@ -16,7 +16,7 @@ import click
 FAILED, INVALID = 1, 2
 TRACEBACKS = "SENSITIVITY_TRACEBACKS"
 FORMATS = click.Choice(["table", "csv", "json"])
-RUN = click.argument("run", type=click.Path(path_type=Path))
+RUN = click.argument("run")
 JOB = click.argument("job", type=click.Path(path_type=Path))
 
 
@@ -44,6 +44,15 @@ def errors_explained(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    command = click.option(
+        "--grace",
+        type=click.FloatRange(0),
+        default=20.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Time that shards in hand have to finish after SIGTERM.",
+    )(command)
+    command = click.option("--retry-failed", is_flag=True, help="Try shards again that were given up.")(command)
     command = click.option("--serial", is_flag=True, help="One worker in this process, without Ray.")(command)
     return click.option("--address", metavar="A", help="An existing Ray cluster, such as auto or 10.0.0.5:6379.")(
         command
@@ -87,33 +96,33 @@ def plan(job: Path) -> None:
 @JOB
 @run_options
 @errors_explained
-def run(job: Path, address: str | None, serial: bool) -> None:
+def run(job: Path, **how: Any) -> None:
     """Run JOB to the end; on an existing run of the same job, only what is missing."""
     from sensitivity.job import Job
 
     from .driver import How, run_job
     from .status import conclude
 
-    sys.exit(conclude(run_job(Job.load(job), How(address, serial))))
+    sys.exit(conclude(run_job(Job.load(job), How(**how))))
 
 
 @main.command()
 @RUN
 @run_options
 @errors_explained
-def resume(run: Path, address: str | None, serial: bool) -> None:
+def resume(run: str, **how: Any) -> None:
     """Finish RUN from its own directory, without the job file."""
     from .driver import How
     from .driver import resume as resume_run
     from .status import conclude
 
-    sys.exit(conclude(resume_run(run, How(address, serial))))
+    sys.exit(conclude(resume_run(run, How(**how))))
 
 
 @main.command()
 @RUN
 @errors_explained
-def status(run: Path) -> None:
+def status(run: str) -> None:
     """Shards done, failed and missing, with throughput, attempts and reasons."""
     from sensitivity.store import Run
 
@@ -126,7 +135,7 @@ def status(run: Path) -> None:
 @RUN
 @click.option("--repair", is_flag=True, help="Make damaged shards missing again, for resume to compute.")
 @errors_explained
-def verify(run: Path, repair: bool) -> None:
+def verify(run: str, repair: bool) -> None:
     """Re-read every committed chunk of RUN against its checksum; exit status 1 where one is damaged."""
     from sensitivity.commits import forget, read_commits
     from sensitivity.commits import verify as verify_chunks
@@ -162,7 +171,7 @@ def verify(run: Path, repair: bool) -> None:
 @click.argument("statistic", type=click.Choice(["importance", "lag-profile"]))
 @click.option("--format", "form", type=FORMATS, default="table", show_default=True)
 @errors_explained
-def query(run: Path, statistic: str, form: str) -> None:
+def query(run: str, statistic: str, form: str) -> None:
     """A STATISTIC of RUN, in one pass over its store."""
     import sensitivity.query as queries
 
@@ -186,7 +195,7 @@ def query(run: Path, statistic: str, form: str) -> None:
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="PNG, SVG or PDF file."
 )
 @errors_explained
-def plot(run: Path, kind: str, output: Path) -> None:
+def plot(run: str, kind: str, output: Path) -> None:
     """Draw a picture of RUN into a file."""
     from sensitivity.errors import Refused
     from sensitivity.plots import plot as draw
@@ -204,7 +213,7 @@ def plot(run: Path, kind: str, output: Path) -> None:
 
 
 @contextlib.contextmanager
-def _damage_refused(run: Path) -> Iterator[None]:
+def _damage_refused(run: str) -> Iterator[None]:
     """A committed chunk that cannot be decoded is told apart from a mistake of ours."""
     from sensitivity.errors import Refused
 

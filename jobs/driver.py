@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sensitivity.commits import Commit, Failure, each_commit, missing
+from sensitivity.addresses import place_at
+from sensitivity.commits import Commit, Failure, each_commit, missing, read_failures
 from sensitivity.job import Job
+from sensitivity.lease import Lease, LeaseLost
+from sensitivity.patience import StoreFailed
 from sensitivity.plan import Workers, require_memory, worker_memory
-from sensitivity.progress import progress
+from sensitivity.progress import Advance, progress
 from sensitivity.series import survey
 from sensitivity.setting import Choice
-from sensitivity.store import Run
+from sensitivity.store import Run, owning
 
 from .ledger import Ledger, WorkersLost
 from .prepare import crew, kept_choice, prepare
 from .resources import Resources, hold, local, quiet
+from .stopping import GRACE_SECONDS, Stop
 
 
 @dataclass(frozen=True)
 class How:
-    """Where shards are computed: in this process, on Ray at `address`, or on a Ray of our own."""
+    """Where shards are computed: in this process, on Ray at `address`, or on a Ray of our own.
+
+    retry_failed: also those that were given up. grace: seconds that shards in hand have after SIGTERM.
+    """
 
     address: str | None = None
     serial: bool = False
+    retry_failed: bool = False
+    grace: float = GRACE_SECONDS
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What one call did. already, done: shards committed before and after; computed: windows; rate: windows a second
-    from the first shard's start to the last commit.
+    """What one call did. already, done: shards committed before and after; failed: given up, now or earlier;
+    computed: windows; rate: windows a second from the first shard's start to the last commit; not_finite: derivatives
+    by shard; stopped: why, if before the end.
     """
 
     run: Run
@@ -43,7 +52,8 @@ class Summary:
     shards: int
     computed: int
     rate: float
-    interrupted: bool
+    not_finite: dict[int, int]
+    stopped: str | None
 
     @property
     def complete(self) -> bool:
@@ -52,26 +62,28 @@ class Summary:
 
 def run_job(job: Job, how: How) -> Summary:
     """Run a job, or what is missing of it. Raises `Refused` before anything is written."""
-    with _resources(how) as resources:
+    stop = Stop(how.grace)
+    with stop.listening(), _resources(how) as resources:
         prepared = prepare(job, resources, gpu=how.serial)
         if resources is not None:
             from .ray_runner import require_a_node
 
             require_a_node(prepared.plan.workers, job.run.memory_bytes)
-        run = prepared.open_or_create()
-        return _finish(run, prepared.plan.choice, prepared.plan.workers, how)
+        with owning(place_at(job.run.path)) as lease:
+            run = prepared.open_or_create(lease.place)
+            return _finish(run, lease, prepared.plan.choice, prepared.plan.workers, how, stop)
 
 
-def resume(path: Path, how: How) -> Summary:
+def resume(path: Path | str, how: How) -> Summary:
     """Finish a run from its own directory."""
-    run = Run.open(path)
-    run.require_series(survey(run.series))
-    with _resources(how) as resources:
+    run, stop = Run.open(path), Stop(how.grace)
+    with stop.listening(), owning(run.place) as lease, _resources(how) as resources:
+        run.require_series(survey(run.series))
         with quiet():
             found = resources or local()
             hold(run.job, gpu=how.serial)
         workers = crew(run.job, run.facts, found, run.layout.shard_count)
-        return _finish(run, _choice(run, workers, how), workers, how)
+        return _finish(run, lease, _choice(run, workers, how), workers, how, stop)
 
 
 def _choice(run: Run, workers: Workers, how: How) -> Choice:
@@ -101,6 +113,7 @@ class _Tally:
     """What came of a run's shards so far: a few numbers, however many shards."""
 
     failed: list[Failure] = field(default_factory=list)
+    not_finite: dict[int, int] = field(default_factory=dict)
     committed: int = 0
     computed: int = 0
     started: float = float("inf")
@@ -111,6 +124,8 @@ class _Tally:
             self.failed.append(outcome)
             return
         self.committed += 1
+        if outcome.not_finite:
+            self.not_finite[outcome.shard] = outcome.not_finite
         self.computed += outcome.computed
         self.started = min(self.started, outcome.started)
         self.finished = max(self.finished, outcome.finished)
@@ -121,71 +136,74 @@ class _Tally:
         return self.computed / max(self.finished - self.started, 1e-9) if self.committed else 0.0
 
 
-def _finish(run: Run, choice: Choice, workers: Workers, how: How) -> Summary:
-    done = {record.shard: record.stop - record.start for record in each_commit(run)}
-    todo = missing(run, done)
+def _finish(run: Run, lease: Lease, choice: Choice, workers: Workers, how: How, stop: Stop) -> Summary:
+    done = {record.shard: record.stop - record.start for record in each_commit(run, say=say)}
+    failures = {shard: failure for shard, failure in read_failures(run).items() if shard not in done}
+    left = {} if how.retry_failed else {i: failure for i, failure in failures.items() if failure.given_up}
+    todo = missing(run, {*done, *left})
     total = run.layout.shard_count
-    say(f"{len(done):,} of {total:,} shards are committed, {len(todo):,} to compute")
-    tally, interrupted = _Tally(), False
+    given_up = f", {len(left):,} given up earlier" if left else ""
+    say(f"{len(done):,} of {total:,} shards are committed, {len(todo):,} to compute{given_up}")
+    tally, stopped = _Tally(failed=list(left.values())), None
     if todo:
-        with (
-            progress(run.layout.windows, sum(done.values())) as advance,
-            contextlib.closing(_outcomes(run, Ledger(todo), choice, workers, how)) as outcomes,
-        ):
-            try:
-                for outcome in outcomes:
-                    tally.add(outcome)
-                    if isinstance(outcome, Commit):
-                        advance(outcome.stop - outcome.start, outcome.started)
-            except KeyboardInterrupt:
-                interrupted = True
-            except WorkersLost as error:
-                say(str(error))
-                interrupted = True
+        ledger = Ledger(todo, {shard: failure.attempts for shard, failure in failures.items()})
+        if lease.token > 1:
+            run.place.sweep()
+        with progress(run.layout.windows, sum(done.values())) as advance:
+            outcomes = _outcomes(run, lease, ledger, choice, workers, how, stop)
+            stopped = _hear_all(outcomes, tally, advance, stop)
+    after = len(done) + tally.committed
     return Summary(
         run=run,
         already=len(done),
-        # After an interruption, a shard may have been committed unheard.
-        done=sum(1 for _ in each_commit(run)) if interrupted else len(done) + tally.committed,
+        done=_committed(run, after) if stopped else after,
         failed=tuple(tally.failed),
         shards=total,
         computed=tally.computed,
         rate=tally.rate,
-        interrupted=interrupted,
+        not_finite=tally.not_finite,
+        stopped=stopped,
     )
 
 
+def _hear_all(
+    outcomes: Generator[Commit | Failure, None, None], tally: _Tally, advance: Advance, stop: Stop
+) -> str | None:
+    """Count what becomes of shards; why it ended before they did, if so."""
+    try:
+        with contextlib.closing(outcomes):
+            for outcome in outcomes:
+                tally.add(outcome)
+                if isinstance(outcome, Commit):
+                    advance(outcome.stop - outcome.start, outcome.started)
+    except KeyboardInterrupt:
+        return "the time to finish is over" if stop.draining else "interrupted"
+    except (LeaseLost, StoreFailed, WorkersLost) as error:
+        return str(error)
+    return "asked to end, and shards in hand are finished" if stop.draining else None
+
+
+def _committed(run: Run, known: int) -> int:
+    """After an interruption, a shard may have been committed unheard."""
+    try:
+        return sum(1 for _ in each_commit(Run(run.place.once(), run.content)))
+    except OSError:
+        return known
+
+
 def _outcomes(
-    run: Run, ledger: Ledger, choice: Choice, workers: Workers, how: How
+    run: Run, lease: Lease, ledger: Ledger, choice: Choice, workers: Workers, how: How, stop: Stop
 ) -> Generator[Commit | Failure, None, None]:
     if how.serial:
         from .serial import run_serial
 
-        with _interruptible():
-            yield from run_serial(run, ledger, choice, workers)
+        with stop.at_work():
+            yield from run_serial(run, ledger, choice, workers, lease, stop)
         return
     from .ray_runner import run_on_ray, session
 
-    with session(how.address, workers), _interruptible():  # after Ray, which takes SIGTERM too
-        yield from run_on_ray(run, ledger, choice, workers)
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM stops a run as Ctrl-C does."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with session(how.address, workers), stop.at_work():
+        yield from run_on_ray(run, ledger, choice, workers, lease, stop)
 
 
 def say(text: str) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import socket
 import traceback
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from sensitivity.commits import Failure
+from sensitivity.lease import LeaseLost
+from sensitivity.patience import StoreFailed
 from sensitivity.plan import Shard
 
 ATTEMPTS = 3
@@ -29,16 +32,28 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why an attempt failed, as a small record that travels from worker to driver."""
+    """Why an attempt failed, as a small record that travels from worker to driver.
+
+    blames: the shard, the store that failed, or the lease that was lost; the last two cost the shard no attempt.
+    """
 
     reason: str
     traceback: str
     host: str
+    blames: Literal["shard", "store", "lease"] = "shard"
 
     @classmethod
-    def of(cls, error: BaseException) -> Trouble:
+    def of(cls, error: Exception) -> Trouble:
         text = "".join(traceback.format_exception(error))
-        return cls(f"{type(error).__name__}: {_gist(str(error))}", text[-8000:], socket.gethostname())
+        blames: Any = {StoreFailed: "store", LeaseLost: "lease"}.get(type(error), "shard")
+        return cls(f"{type(error).__name__}: {_gist(str(error))}", text[-8000:], socket.gethostname(), blames)
+
+    def require_shard(self) -> None:
+        """Raise what was raised where it is no fault of the shard's."""
+        if self.blames == "store":
+            raise StoreFailed(self.reason.partition(": ")[2])
+        if self.blames == "lease":
+            raise LeaseLost(self.reason.partition(": ")[2])
 
 
 def _gist(message: str) -> str:
@@ -54,11 +69,18 @@ _ACCOUNT = ("Graph execution error", "Detected at node", "<stack traces", "Trace
 
 
 class Ledger:
-    """Shards in order; those that failed again at the end, until their attempts are used up."""
+    """Shards in order; those that failed again at the end, until their attempts are used up.
 
-    def __init__(self, shards: Iterable[Shard], attempts: int = ATTEMPTS) -> None:
-        self._waiting = deque(Attempt(shard, 1) for shard in shards)
+    tried: how often shards failed in earlier runs, which counts; one that has used up its attempts gets as many again.
+    """
+
+    def __init__(
+        self, shards: Iterable[Shard], tried: Mapping[int, int] | None = None, attempts: int = ATTEMPTS
+    ) -> None:
+        before = tried or {}
+        self._waiting = deque(Attempt(shard, before.get(shard.index, 0) + 1) for shard in shards)
         self._attempts = attempts
+        self._budgets = {shard: attempts * (count // attempts + 1) for shard, count in before.items()}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -78,12 +100,19 @@ class Ledger:
         """An attempt that never began, or ended through no fault of its shard: it does not count."""
         self._waiting.appendleft(attempt)
 
-    def fail(self, attempt: Attempt, trouble: Trouble, worker: str = "") -> Failure | None:
-        """Count a failed attempt: None while the shard will be tried again, else why it is given up."""
+    def fail(self, attempt: Attempt, trouble: Trouble, worker: str = "") -> Failure:
+        """Count a failed attempt: the shard will be tried again, or is given up."""
         shard = attempt.shard
-        if attempt.number < self._attempts:
+        is_last = attempt.number >= self._budgets.get(shard.index, self._attempts)
+        if not is_last:
             self._waiting.append(Attempt(shard, attempt.number + 1, attempt.failed_at | {worker}))
-            return None
         return Failure(
-            shard.index, shard.start, shard.stop, attempt.number, trouble.reason, trouble.traceback, trouble.host
+            shard.index,
+            shard.start,
+            shard.stop,
+            attempt.number,
+            trouble.reason,
+            trouble.traceback,
+            trouble.host,
+            is_last,
         )

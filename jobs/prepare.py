@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sensitivity.addresses import place_at
 from sensitivity.errors import Refused
 from sensitivity.job import Job, SensitivitySection
+from sensitivity.lease import refuse_if_owned
+from sensitivity.places import Place
 from sensitivity.plan import (
     Layout,
     Plan,
@@ -49,14 +50,17 @@ class Prepared:
     plan: Plan
     audit: Audit | None
 
-    def open_or_create(self) -> Run:
-        """The run directory: the one that is there, if it is of this job, else a new one."""
-        path = Path(self.job.run.path)
-        if not (path / JOB).exists():
+    def open_or_create(self, home: Place | None = None) -> Run:
+        """The run directory: the one that is there, if it is of this job, else a new one.
+
+        home: the job's run.path, where it is owned already.
+        """
+        home = home or place_at(self.job.run.path)
+        if home.size(JOB) is None:
             if self.audit is None:
-                raise ValueError(f"{path} is new: a job is audited before its run is created")
-            return create(self.job, self.survey, self.model, self.fingerprints, self.plan, self.audit)
-        run = Run.open(path)
+                raise ValueError(f"{home} is new: a job is audited before its run is created")
+            return create(home, self.job, self.survey, self.model, self.fingerprints, self.plan, self.audit)
+        run = Run.open(home)
         require_same(run, self.job, identity(self.job, self.survey, self.plan.facts, self.fingerprints))
         return run
 
@@ -66,10 +70,11 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) 
 
     resources: of the cluster to run on; None: this machine's. gpu: this process computes, so it may take a GPU.
     """
-    path = Path(job.run.path)
-    resume = (path / JOB).exists()
+    home = place_at(job.run.path)
+    resume = home.size(JOB) is not None
+    refuse_if_owned(home)
     if not resume:
-        require_free(path)
+        require_free(home)
     found = survey(job.series)
     found.require_fits(job.run.dtype, job.series.scaling)
     if job.windows.length:
@@ -88,7 +93,7 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) 
     asked = job.sensitivity
     facts = describe(model, job.windows, len(found.features), of=asked.of, dtype=job.run.dtype, **asked.selection)
     known = fingerprint(model)
-    free = None if resume else _free_bytes(path)
+    free = None if resume else home.free_bytes()
     layout, workers = lay_out(job, found, facts, resources)
     target = Target(model, facts, job.sensitivity.of)
     knows = here and (gpu or not workers.gpus)  # workers are of this process's kind
@@ -96,7 +101,7 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) 
     rule = by_rule(job.sensitivity, target, room, layout.chunk_windows, "run.memory_per_worker")
     plan = plan_run(job, found, facts, rule, workers, free)  # refuses before anything is timed
     if resume:
-        kept = kept_choice(Run.open(path), job.sensitivity, workers, knows and rule.by == "rule")
+        kept = kept_choice(Run.open(home), job.sensitivity, workers, knows and rule.by == "rule")
         if kept is not None:
             plan = plan_run(job, found, facts, kept, workers, free)
         return Prepared(job, found, model, known, plan, None)
@@ -168,9 +173,3 @@ def kept_choice(run: Run, wanted: SensitivitySection, workers: Workers, knows: b
     kept = run.remembered(wanted, kind(workers.cpus)) if knows else None
     fits = kept is not None and worker_memory(run.facts, kept, run.layout) <= workers.memory
     return kept if fits else None
-
-
-def _free_bytes(path: Path) -> int:
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free

@@ -14,10 +14,10 @@ import functools
 import os
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -29,24 +29,27 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskEr
 from sensitivity import machine
 from sensitivity.commits import Commit, Failure, read_commit, record_failure
 from sensitivity.errors import Refused
+from sensitivity.lease import Lease
+from sensitivity.places import Place
 from sensitivity.plan import Shard, Workers, human_bytes
 from sensitivity.setting import Choice
 from sensitivity.store import Run
 
 from .ledger import Attempt, Ledger, Trouble, WorkersLost
 from .resources import MEMORY_SHARE, Resources
+from .stopping import Stop
 
 DEPTH = 2
 LOST_WHILE_STARTING = 3  # answers in a row that a worker cannot be set up
 DIED_WHILE_STARTING = 6  # workers in a row that die of it, each but the first with calls of half the size
-CONNECT_SECONDS, PATIENCE_SECONDS = 5.0, 30.0
+CONNECT_SECONDS, PATIENCE_SECONDS, LOOK_SECONDS = 5.0, 30.0, 1.0
 
 
 class ShardWorker:
     """A `sensitivity.worker.Worker` behind Ray."""
 
-    def __init__(self, path: Path, choice: Choice, workers: Workers, halvings: int) -> None:
-        self._path, self._choice, self._workers, self._halvings = path, choice, workers, halvings
+    def __init__(self, place: Place, choice: Choice, workers: Workers, halvings: int, token: int | None) -> None:
+        self._place, self._choice, self._workers, self._halvings, self._token = place, choice, workers, halvings, token
 
     def set_up(self) -> None:
         """Load the model and compile its kernel: a call of its own, so that what goes wrong is an answer."""
@@ -55,7 +58,7 @@ class ShardWorker:
 
         workers = self._workers
         use_threads(workers.cpus, gpu=workers.gpus > 0, share=workers.gpu_share)
-        self._worker = Worker(self._path, self._choice, workers, self._halvings)
+        self._worker = Worker(self._place, self._choice, workers, self._halvings, self._token)
         self._worker.warm_up()
 
     def compute(self, shard: Shard, attempt: int) -> Commit | Trouble:
@@ -129,10 +132,16 @@ def _nodes() -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def run_on_ray(run: Run, ledger: Ledger, choice: Choice, workers: Workers) -> Iterator[Commit | Failure]:
-    """Compute every shard of the ledger on the open Ray session; yields what became of each, as it comes."""
+def run_on_ray(
+    run: Run, ledger: Ledger, choice: Choice, workers: Workers, lease: Lease | None = None, stop: Stop | None = None
+) -> Iterator[Commit | Failure]:
+    """Compute every shard of the ledger on the open Ray session, until asked to stop; yields what became of each, as
+    it comes.
+
+    Raises `LeaseLost` once another driver owns the run, `StoreFailed` once no worker can write any more.
+    """
     require_a_node(workers, run.job.run.memory_bytes)
-    crew = _Crew(run, choice, workers)
+    crew = _Crew(run, choice, workers, lease, stop or Stop())
     try:
         yield from crew.work(ledger)
     finally:
@@ -173,26 +182,32 @@ class _Seat:
 
 
 class _Crew:
-    def __init__(self, run: Run, choice: Choice, workers: Workers) -> None:
-        self._run, self._choice, self._workers = run, choice, workers
+    def __init__(self, run: Run, choice: Choice, workers: Workers, lease: Lease | None, stop: Stop) -> None:
+        self._run, self._choice, self._workers, self._lease, self._stop = run, choice, workers, lease, stop
         self._seats: list[_Seat] = []
+        self._store_failed = 0
         self._hired = self._died = self._halvings = self._lost_while_starting = self._died_while_starting = 0
 
     def work(self, ledger: Ledger) -> Iterator[Commit | Failure]:
         """Until nothing waits and nothing is computed: a worker that Ray has not started by then is not needed."""
         # The first worker of an unknown kind finds its setting and keeps it; the others then start at once.
         self._hire_all(1 if self._choice.by == "rule" else len(ledger))
-        while len(ledger) or any(seat.pending for seat in self._seats):
+        heard = time.monotonic()
+        while any(seat.pending for seat in self._seats) or (len(ledger) and not self._stop.draining):
             calls = {seat.next_call: seat for seat in self._seats if seat.next_call is not None}
-            answered, _ = ray.wait(list(calls), num_returns=1, timeout=PATIENCE_SECONDS)
-            if not answered:
+            answered, _ = ray.wait(list(calls), num_returns=1, timeout=LOOK_SECONDS)
+            if self._lease is not None and self._lease.lost.is_set():
+                self._lease.require()
+            if answered:
+                heard = time.monotonic()
+                outcome = self._hear(answered[0], calls[answered[0]], ledger)
+                if outcome is not None:
+                    yield outcome
+                self._feed(ledger)
+            elif time.monotonic() - heard > PATIENCE_SECONDS:
+                heard = time.monotonic()
                 self._say_what_is_waited_for()
                 self._feed(ledger, patient=False)
-                continue
-            outcome = self._hear(answered[0], calls[answered[0]], ledger)
-            if outcome is not None:
-                yield outcome
-            self._feed(ledger)
 
     def _hire_all(self, most: int) -> None:
         for _ in range(min(self._workers.count - len(self._seats), most)):
@@ -216,7 +231,8 @@ class _Crew:
         remote = ray.remote(ShardWorker).options(
             scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0, **options
         )
-        actor: Any = remote.remote(self._run.path, self._choice, self._workers, self._halvings)
+        token = self._lease.token if self._lease else None
+        actor: Any = remote.remote(self._run.place, self._choice, self._workers, self._halvings, token)
         self._seats.append(_Seat(f"worker {self._hired}", actor, actor.set_up.remote(), self._halvings))
         self._hired += 1
 
@@ -231,6 +247,8 @@ class _Crew:
 
         A shard that failed at every worker at hand waits, while we are patient, for one that is being started.
         """
+        if self._stop.draining:
+            return
         ready = [seat for seat in self._seats if seat.starting is None]
         depth = DEPTH if len(ledger) > self._workers.count else 1
         for seat in ready:
@@ -254,7 +272,19 @@ class _Crew:
             self._hire_all(len(ledger) - len(self._seats))
             return None
         _, attempt = seat.pending.popleft()
-        return answer if isinstance(answer, Commit) else self._failed(seat, attempt, answer, ledger)
+        if self._stop.draining:
+            self._let_go(seat, ledger)
+        if isinstance(answer, Commit):
+            self._store_failed = 0
+            return answer
+        return self._failed(seat, attempt, answer, ledger)
+
+    def _let_go(self, seat: _Seat, ledger: Ledger) -> None:
+        """A worker that has finished what it had in hand; what waited for it was not begun."""
+        self._seats.remove(seat)
+        ray.kill(seat.actor)
+        for _, attempt in reversed(seat.pending):
+            ledger.give_back(attempt)
 
     def _replace(self, seat: _Seat, error: RayError, ledger: Ledger) -> Commit | Failure | None:
         """Put a new worker in the seat of one that is lost; the shard it was computing counts an attempt."""
@@ -272,7 +302,7 @@ class _Crew:
             ledger.give_back(attempt)
         if attempts:
             outcome = self._failed(seat, attempts[0], Trouble.of(error), ledger)
-        if len(ledger):
+        if len(ledger) and not self._stop.draining:
             self._hire()
         return outcome
 
@@ -297,10 +327,15 @@ class _Crew:
         record = read_commit(self._run, attempt.shard)  # it may have died between its commit and its answer
         if record is not None:
             return record
+        if trouble.blames != "shard":
+            ledger.give_back(attempt)
+            self._store_failed += trouble.blames == "store"
+            if trouble.blames == "lease" or self._store_failed >= len(self._seats):
+                trouble.require_shard()
+            return None
         failure = ledger.fail(attempt, trouble, seat.name)
-        if failure is not None:
-            record_failure(self._run, failure)
-        return failure
+        record_failure(self._run, failure)
+        return failure if failure.given_up else None
 
 
 def _died_by_itself(error: RayError) -> bool:

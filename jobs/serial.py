@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from sensitivity.commits import Commit, Failure, record_failure
 from sensitivity.device import use_threads
+from sensitivity.lease import Lease, LeaseLost
+from sensitivity.patience import StoreFailed
 from sensitivity.plan import Workers
 from sensitivity.setting import Choice
 from sensitivity.store import Run
@@ -13,19 +15,24 @@ from sensitivity.worker import Worker
 
 from .ledger import Ledger, Trouble
 from .resources import quiet
+from .stopping import Stop
 
 
-def run_serial(run: Run, ledger: Ledger, choice: Choice, workers: Workers) -> Iterator[Commit | Failure]:
-    """Compute every shard of the ledger, one after another; yields what became of each."""
+def run_serial(
+    run: Run, ledger: Ledger, choice: Choice, workers: Workers, lease: Lease | None = None, stop: Stop | None = None
+) -> Iterator[Commit | Failure]:
+    """Compute every shard of the ledger, one after another, until asked to stop; yields what became of each."""
     use_threads(workers.cpus, gpu=workers.gpus > 0, share=workers.gpu_share)
     with quiet():
-        worker = Worker(run.path, choice, workers)
+        worker = Worker(run.place, choice, workers, token=lease.token if lease else None)
         worker.warm_up()
-    while (attempt := ledger.take()) is not None:
+    while not (stop and stop.draining) and (attempt := ledger.take()) is not None:
         try:
-            yield worker.compute(attempt.shard, attempt.number)
+            outcome: Commit | Failure = worker.compute(attempt.shard, attempt.number)
+        except (StoreFailed, LeaseLost):
+            raise
         except Exception as error:
-            failure = ledger.fail(attempt, Trouble.of(error))
-            if failure is not None:
-                record_failure(run, failure)
-                yield failure
+            outcome = ledger.fail(attempt, Trouble.of(error))
+            record_failure(run, outcome)
+        if isinstance(outcome, Commit) or outcome.given_up:
+            yield outcome

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 
-from sensitivity.commits import Commit, Failure, read_commits, read_failures
+from sensitivity.commits import Commit, Failure, each_commit, read_failures
+from sensitivity.lease import owner
 from sensitivity.plan import human_bytes
 from sensitivity.setting import Setting
 from sensitivity.store import RESULTS, Run
@@ -12,43 +14,61 @@ from sensitivity.store import RESULTS, Run
 from .driver import Summary, say
 
 DONE, INCOMPLETE = 0, 1
-FAILURES_SHOWN = 20
+SHOWN = 20
 
 
 def conclude(summary: Summary) -> int:
     """Say how a run ended, and give its exit status."""
-    path = summary.run.path
+    place = summary.run.place
     if summary.computed:
         say(f"computed {summary.computed:,} windows at {summary.rate:,.0f} windows/s")
+    for line in _not_finite(summary.not_finite):
+        say(line)
     for failure in summary.failed[:5]:
         say(_failure(failure))
     if summary.complete:
-        print(path / RESULTS)
+        print(f"{place}/{RESULTS}")
         return DONE
-    why = "stopped" if summary.interrupted else f"ended with {len(summary.failed)} failed shards"
+    why = f"stopped ({summary.stopped})" if summary.stopped else f"ended with {len(summary.failed)} failed shards"
     say(f"{why}: {summary.done:,} of {summary.shards:,} shards are committed")
-    say(f"to go on:  sensitivity resume {path}")
+    only_failed = summary.done + len(summary.failed) == summary.shards
+    say(f"to go on:  {_resume(place, retry_failed=only_failed)}")
     return INCOMPLETE
 
 
+def _resume(place: object, *, retry_failed: bool) -> str:
+    """The command that goes on, as a shell takes it."""
+    return f"sensitivity resume {'--retry-failed ' if retry_failed else ''}{shlex.quote(str(place))}"
+
+
+def _not_finite(by_shard: dict[int, int]) -> list[str]:
+    lines = [f"shard {i}: {count:,} derivatives are NaN or infinite" for i, count in list(by_shard.items())[:SHOWN]]
+    more = len(by_shard) - len(lines)
+    return [*lines, f"and in {more:,} shards more"] if more else lines
+
+
 def report(run: Run) -> str:
-    commits, failures = read_commits(run), read_failures(run)
-    failures = {index: failure for index, failure in failures.items() if index not in commits}
+    odd: list[str] = []
+    commits = {record.shard: record for record in each_commit(run, say=odd.append)}
+    failures = {i: failure for i, failure in read_failures(run).items() if i not in commits}
+    given_up = sum(failure.given_up for failure in failures.values())
     layout = run.layout
     done = sum(record.stop - record.start for record in commits.values())
-    waiting = layout.shard_count - len(commits) - len(failures)
+    waiting = layout.shard_count - len(commits) - given_up
     lines = [
-        ("run", str(run.path)),
-        ("shards", f"{len(commits):,} done, {len(failures):,} failed, {waiting:,} missing, of {layout.shard_count:,}"),
+        ("run", str(run.place)),
+        ("driver", str(owner(run.place) or "none at work")),
+        ("shards", f"{len(commits):,} done, {given_up:,} failed, {waiting:,} missing, of {layout.shard_count:,}"),
         ("windows", f"{done:,} of {layout.windows:,} committed, {run.skipped:,} skipped for gaps in the series"),
     ]
     if commits:
         lines += _from_records(list(commits.values()))
-    lines += [("failed", _failure(failure)) for failure in list(failures.values())[:FAILURES_SHOWN]]
-    if len(failures) > FAILURES_SHOWN:
-        lines.append(("", f"and {len(failures) - FAILURES_SHOWN:,} more, in {run.path / 'failures'}"))
+    lines += [("odd", text) for text in odd[:SHOWN]]
+    lines += [("failed", _failure(failure)) for failure in list(failures.values())[:SHOWN]]
+    if len(failures) > SHOWN:
+        lines.append(("", f"and {len(failures) - SHOWN:,} more, in {run.place}/failures"))
     if len(commits) < layout.shard_count:
-        lines.append(("to go on", f"sensitivity resume {run.path}"))
+        lines.append(("to go on", _resume(run.place, retry_failed=not waiting)))
     return "\n".join(f"{name:10} {value}" for name, value in lines)
 
 
@@ -72,19 +92,13 @@ def _from_records(records: list[Commit]) -> list[tuple[str, str]]:
     for setting, count in settings.most_common():
         lines += [("setting", f"{setting}: {count:,} shards"), *(("", f"lost: {what}") for what in setting.lost)]
     lines += [("chosen", why) for why in {r.why: None for r in records if r.why}]
-    not_finite = sum(r.not_finite for r in records)
-    if not_finite:
-        shards = [r.shard for r in records if r.not_finite]
-        lines.append(
-            (
-                "not finite",
-                f"{not_finite:,} derivatives are NaN or infinite, in {len(shards):,} shards from {shards[0]}",
-            )
-        )
-    return lines
+    return lines + [
+        ("not finite", line) for line in _not_finite({r.shard: r.not_finite for r in records if r.not_finite})
+    ]
 
 
 def _failure(failure: Failure) -> str:
     reason = failure.reason.partition("\n")[0]
     windows = f"windows {failure.start}–{failure.stop - 1}"
-    return f"shard {failure.shard} ({windows}), {failure.attempts} attempts on {failure.host}: {reason}"
+    again = "" if failure.given_up else ", to be tried again"
+    return f"shard {failure.shard} ({windows}), {failure.attempts} attempts on {failure.host}{again}: {reason}"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .durable import read_json, write_json
 from .job import SensitivitySection
+from .places import Place
 from .setting import Choice
 
 if TYPE_CHECKING:
     from .model import CallFacts
 
+TUNING = "tuning.json"
 _LIBRARIES = ("sensitivity-jobs", "tensorflow", "keras", "numpy")
 
 
@@ -31,9 +31,9 @@ def purpose(fingerprint: dict[str, str], facts: CallFacts, wanted: SensitivitySe
     }
 
 
-def remembered(file: Path, wanted: dict[str, Any]) -> Choice | None:
-    """The choice kept in `file` for that purpose; None where there is none that can be read."""
-    for entry in _entries(file):
+def remembered(place: Place, wanted: dict[str, Any]) -> Choice | None:
+    """The choice kept in a run for that purpose; None where there is none that can be read."""
+    for entry in _entries(place):
         if entry.get("for") == wanted:
             try:
                 return Choice.from_json(entry["choice"])
@@ -42,13 +42,13 @@ def remembered(file: Path, wanted: dict[str, Any]) -> Choice | None:
     return None
 
 
-def remember(file: Path, wanted: dict[str, Any], choice: Choice) -> None:
+def remember(place: Place, wanted: dict[str, Any], choice: Choice) -> None:
     """Keep the choice, in place of an earlier one for the same purpose.
 
     Two workers of different kinds that write at once may lose one entry, which costs a tuning and no more.
     """
-    others = [entry for entry in _entries(file) if entry.get("for") != wanted]
-    write_json(file, {"settings": [*others, {"for": wanted, "choice": choice.to_json()}]})
+    others = [entry for entry in _entries(place) if entry.get("for") != wanted]
+    place.write_json(TUNING, {"settings": [*others, {"for": wanted, "choice": choice.to_json()}]})
 
 
 def _version(name: str) -> str | None:
@@ -58,6 +58,6 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _entries(file: Path) -> list[dict[str, Any]]:
-    found = (read_json(file) or {}).get("settings")
+def _entries(place: Place) -> list[dict[str, Any]]:
+    found = (place.read_json(TUNING) or {}).get("settings")
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []

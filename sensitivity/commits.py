@@ -1,25 +1,27 @@
 """Shards written, committed, listed and verified.
 
 A shard is done when, and only when, its commit record exists and agrees with the run. The order is what makes
-that true: chunks written, chunks on the disk, record written whole, record on the disk.
+that true: chunks written, chunks on the disk, record created whole, record on the disk. Of two records of a shard the
+first stands.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import google_crc32c
 import numpy as np
 import zarr
 from pydantic import TypeAdapter, ValidationError
+from zarr.core.buffer import Buffer
+from zarr.storage import WrapperStore
 
-from .durable import sync, sync_files, write_json
+from .patience import StoreFailed, patiently
 from .plan import Shard
-from .store import COMMITS, FAILURES, Run
+from .store import COMMITS, FAILURES, RESULTS, Run
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Commit:
     seconds: from reading the series to the chunks being on the disk. started, finished: seconds since 1970.
     peak_memory: the worker's peak resident bytes so far; projected_memory: what was projected. not_finite: Jacobian
     entries that are NaN or infinite in computed windows. why: the setting was chosen; the trials are in tuning.json.
+    token: the lease's, under which it was computed; 0: under none.
     """
 
     shard: int
@@ -48,6 +51,7 @@ class Commit:
     setting: dict[str, Any]
     projected_memory: int = 0
     why: str = ""
+    token: int = 0
 
     @property
     def seconds(self) -> float:
@@ -56,7 +60,10 @@ class Commit:
 
 @dataclass(frozen=True)
 class Failure:
-    """A shard that was given up after `attempts` attempts, with the last one's reason and traceback."""
+    """A shard that failed `attempts` times so far, with the last one's reason and traceback.
+
+    given_up: it is tried again only when that is asked for.
+    """
 
     shard: int
     start: int
@@ -65,10 +72,24 @@ class Failure:
     reason: str
     traceback: str
     host: str
+    given_up: bool = True
 
 
+SUM_BYTES = 4
 _COMMIT, _FAILURE = TypeAdapter(Commit), TypeAdapter(Failure)
-Record = TypeVar("Record")
+
+
+class _Summed(WrapperStore[Any]):
+    """A store that knows the CRC-32C that each chunk ends with, and its length, as they were last sent."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self.sent: dict[str, tuple[str, int]] = {}
+
+    async def set(self, key: str, value: Buffer) -> None:
+        content = value.to_bytes()
+        self.sent[key] = content[-SUM_BYTES:][::-1].hex(), len(content)
+        await self._store.set(key, value)
 
 
 class Results:
@@ -76,11 +97,11 @@ class Results:
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self._store = _Summed(run.results)
         # An all-NaN chunk is written like any other: a committed chunk that is absent is then always damage.
         with zarr.config.set({"array.write_empty_chunks": True}):
-            self._jacobian, self._prediction = (
-                zarr.open_array(run.results / name, mode="r+") for name in ("jacobian", "prediction")
-            )
+            group = zarr.open_group(self._store, mode="r+")
+            self._jacobian, self._prediction = group["jacobian"], group["prediction"]
 
     def write_jacobian(self, start: int, stop: int, values: np.ndarray) -> None:
         """Write windows `[start, stop)`, `(time, output_step, output, lag, feature)`: whole chunks, no others."""
@@ -91,17 +112,24 @@ class Results:
                 f"windows [{start}, {stop}) are not whole chunks of {size} windows: two writers would share a chunk "
                 "and one would lose its part; write from one chunk border to another"
             )
-        self._jacobian[start:stop] = values
+        self._write(self._jacobian, start, stop, values)
 
     def write_prediction(self, shard: Shard, values: np.ndarray) -> None:
         """Write the shard's `prediction`, `(time, output_step, output)`: exactly one chunk."""
-        self._prediction[shard.start : shard.stop] = values
+        self._write(self._prediction, shard.start, shard.stop, values)
+
+    def _write(self, array: Any, start: int, stop: int, values: np.ndarray) -> None:
+        patiently(self.run.place, array.__setitem__, slice(start, stop), values)
 
     def make_durable(self, shard: Shard) -> dict[str, str]:
-        """Wait until the shard's chunks are on the disk; their CRC-32C by chunk key, as hexadecimal."""
-        paths = {key: self.run.results / key for key in chunk_keys(self.run, shard)}
-        sync_files(paths.values())
-        return {key: checksum(path) for key, path in paths.items()}
+        """Wait until the shard's chunks are on the disk, whole; their CRC-32C by chunk key, as hexadecimal."""
+        sent = {key: self._store.sent.pop(key) for key in chunk_keys(self.run, shard)}
+        self.run.place.make_durable(f"{RESULTS}/{key}" for key in sent)
+        for key, (_, length) in sent.items():
+            size = self.run.place.size(f"{RESULTS}/{key}")
+            if size != length:
+                raise StoreFailed(f"{self.run.place}: {key} was stored with {size} bytes of {length}")
+        return {key: crc for key, (crc, _) in sent.items()}
 
 
 def chunk_keys(run: Run, shard: Shard) -> Iterator[str]:
@@ -114,21 +142,40 @@ def chunk_keys(run: Run, shard: Shard) -> Iterator[str]:
     yield f"prediction/c.{shard.index}.0.0"
 
 
-def checksum(path: Path) -> str:
-    return f"{google_crc32c.value(path.read_bytes()):08x}"
+def checksum(content: bytes) -> str:
+    """CRC-32C (RFC 3720, appendix B.4) of bytes, as hexadecimal."""
+    return f"{google_crc32c.value(content):08x}"
+
+
+def chunk_checksum(chunk: bytes) -> str | None:
+    """The CRC-32C that a chunk ends with (little endian, as Zarr's codec writes it), or None where it is not that of
+    the bytes before.
+
+    Never the checksum of all of it: together with their own CRC any bytes have the same.
+    """
+    body, end = chunk[:-SUM_BYTES], chunk[-SUM_BYTES:]
+    found = checksum(body)
+    return found if end[::-1].hex() == found else None
 
 
 # ---- records ---------------------------------------------------------------------------------------
 
 
-def commit(run: Run, record: Commit) -> None:
-    """Make the shard count as done, and forget its earlier failures."""
-    write_json(_path(run, COMMITS, record.shard), asdict(record))
-    _path(run, FAILURES, record.shard).unlink(missing_ok=True)
+def commit(run: Run, record: Commit) -> Commit:
+    """Make the shard count as done, and forget its earlier failures; the record that stands."""
+    name, content = _name(COMMITS, record.shard), _sealed(record)
+    if not run.place.create(name, content):
+        earlier = read_commit(run, run.layout.shard(record.shard))
+        if earlier is not None:
+            return earlier
+        run.place.write(name, content)
+    if record.attempt > 1:
+        run.place.delete(_name(FAILURES, record.shard))
+    return record
 
 
 def record_failure(run: Run, failure: Failure) -> None:
-    write_json(_path(run, FAILURES, failure.shard), asdict(failure))
+    run.place.write(_name(FAILURES, failure.shard), _FAILURE.dump_json(failure, indent=1))
 
 
 def read_commit(run: Run, shard: Shard, *, with_chunks: bool = True) -> Commit | None:
@@ -136,22 +183,21 @@ def read_commit(run: Run, shard: Shard, *, with_chunks: bool = True) -> Commit |
 
     with_chunks: nor where one of its chunks is gone; `verify` wants to hear of those.
     """
-    record = _read(_COMMIT, _path(run, COMMITS, shard.index))
-    if record is None:
-        return None
-    expected = (shard.index, shard.start, shard.stop, run.fingerprint)
-    found = (record.shard, record.start, record.stop, record.job)
-    agrees = found == expected and set(record.chunks) == set(chunk_keys(run, shard))
-    there = not with_chunks or all((run.results / key).exists() for key in record.chunks)
-    return record if agrees and there else None
+    found = _commit(run, shard, with_chunks=with_chunks)
+    return found if isinstance(found, Commit) else None
 
 
-def each_commit(run: Run, *, with_chunks: bool = True) -> Iterator[Commit]:
-    """Every valid commit record, in order. One listing, and one small file read a shard that is done."""
+def each_commit(run: Run, *, with_chunks: bool = True, say: Callable[[str], None] | None = None) -> Iterator[Commit]:
+    """Every valid commit record, in order. One listing, and one small file read a shard that is done.
+
+    say: hears of records that are there and do not count.
+    """
     for index in _listed(run, COMMITS):
-        record = read_commit(run, run.layout.shard(index), with_chunks=with_chunks)
-        if record is not None:
-            yield record
+        found = _commit(run, run.layout.shard(index), with_chunks=with_chunks)
+        if isinstance(found, Commit):
+            yield found
+        elif found and say:
+            say(f"shard {index} counts as missing: {found}")
 
 
 def read_commits(run: Run, *, with_chunks: bool = True) -> dict[int, Commit]:
@@ -160,15 +206,14 @@ def read_commits(run: Run, *, with_chunks: bool = True) -> dict[int, Commit]:
 
 
 def read_failures(run: Run) -> dict[int, Failure]:
-    """Why shards were given up, by shard; torn records are passed over."""
-    failures = {index: _read(_FAILURE, _path(run, FAILURES, index)) for index in _listed(run, FAILURES)}
+    """How shards failed that are not done, by shard; torn records are passed over."""
+    failures = {index: _read_failure(run, index) for index in _listed(run, FAILURES)}
     return {index: failure for index, failure in failures.items() if failure is not None}
 
 
 def forget(run: Run, shard: int) -> None:
     """Make a shard missing again, to be computed by the next run."""
-    _path(run, COMMITS, shard).unlink(missing_ok=True)
-    sync(run.path / COMMITS)
+    run.place.delete(_name(COMMITS, shard))
 
 
 def missing(run: Run, done: Iterable[int]) -> list[Shard]:
@@ -176,23 +221,59 @@ def missing(run: Run, done: Iterable[int]) -> list[Shard]:
     return [shard for shard in run.layout.shards() if shard.index not in committed]
 
 
-def _read(adapter: TypeAdapter[Record], path: Path) -> Record | None:
-    """The record at `path`, or None where it is absent, torn or of another kind."""
+def _commit(run: Run, shard: Shard, *, with_chunks: bool) -> Commit | str:
+    """The shard's commit record, else why there is none that counts: empty where there is none at all."""
+    content = run.place.read(_name(COMMITS, shard.index))
+    if content is None:
+        return ""
+    record = _opened(content)
+    if record is None:
+        return "its commit record is torn" if content else "its commit record is empty"
+    if record.job != run.fingerprint:
+        return "its commit record is another job's"
+    bounds = (record.shard, record.start, record.stop)
+    if bounds != (shard.index, shard.start, shard.stop) or set(record.chunks) != set(chunk_keys(run, shard)):
+        return "its commit record is another shard's"
+    gone = with_chunks and next((key for key in record.chunks if run.place.size(f"{RESULTS}/{key}") is None), None)
+    return f"its chunk {gone} is gone" if gone else record
+
+
+_SEAL = "crc32c"
+
+
+def _sealed(record: Commit) -> bytes:
+    """A commit record as JSON, with a checksum of its own."""
+    content = asdict(record)
+    return json.dumps({**content, _SEAL: _seal(content)}, indent=1).encode()
+
+
+def _opened(content: bytes) -> Commit | None:
+    """The record, or None where it is torn, changed or of another kind."""
     try:
-        return adapter.validate_json(path.read_bytes(), strict=True)
-    except (OSError, ValidationError):
+        fields = json.loads(content)
+        seal = fields.pop(_SEAL)
+        return _COMMIT.validate_json(content, strict=True) if seal == _seal(fields) else None
+    except (ValueError, KeyError, TypeError, AttributeError):  # pydantic's ValidationError is a ValueError
         return None
 
 
-def _path(run: Run, folder: str, index: int) -> Path:
-    return run.path / folder / f"{index:08d}.json"
+def _seal(fields: dict[str, Any]) -> str:
+    return checksum(json.dumps(fields, sort_keys=True).encode())
+
+
+def _read_failure(run: Run, index: int) -> Failure | None:
+    try:
+        return _FAILURE.validate_json(run.place.read(_name(FAILURES, index)) or b"", strict=True)
+    except ValidationError:
+        return None
+
+
+def _name(folder: str, index: int) -> str:
+    return f"{folder}/{index:08d}.json"
 
 
 def _listed(run: Run, folder: str) -> list[int]:
-    try:
-        names = [name.removesuffix(".json") for name in os.listdir(run.path / folder) if name.endswith(".json")]
-    except FileNotFoundError:
-        return []
+    names = [name.removesuffix(".json") for name in run.place.names(folder) if name.endswith(".json")]
     return sorted(int(name) for name in names if name.isdigit() and int(name) < run.layout.shard_count)
 
 
@@ -216,11 +297,14 @@ def verify(run: Run, records: Iterable[Commit]) -> Iterator[tuple[Commit, list[D
 
 def _inspect(run: Run, record: Commit, key: str) -> Damage | None:
     try:
-        found = checksum(run.results / key)
-    except FileNotFoundError:
-        return Damage(record.shard, key, "the chunk is missing")
+        content = run.place.read(f"{RESULTS}/{key}")
     except OSError as error:
         return Damage(record.shard, key, f"the chunk cannot be read: {error}")
+    if content is None:
+        return Damage(record.shard, key, "the chunk is missing")
+    found = chunk_checksum(content)
+    if found is None:
+        return Damage(record.shard, key, "the chunk is not what its CRC-32C says")
     if found != record.chunks[key]:
-        return Damage(record.shard, key, f"CRC-32C is {found}, was committed as {record.chunks[key]}")
+        return Damage(record.shard, key, f"another chunk is in its place: CRC-32C {found}, not {record.chunks[key]}")
     return None

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
+from .addresses import place_at, place_of, scheme
 from .errors import Refused
 from .findings import refusals, unknown_key
+from .patience import reason
 
 Auto = Literal["auto"]
 Positive = Annotated[int, Field(ge=1)]
 SERIES_FORMATS = (".csv", ".csv.gz", ".parquet", ".nc", ".zarr", ".npy")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(:([1-9]\d*)?)?")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B\s*", re.IGNORECASE)
 
@@ -238,15 +240,12 @@ class Job(Section):
 
     def _resolved(self, directory: Path) -> Job:
         for key, path in (("model", self.model.path), ("series", self.series.path), ("run", self.run.path)):
-            if _URL.match(path):
-                raise Refused(
-                    f"{key}.path",
-                    given=path,
-                    allowed="a path on a file system that every worker can reach",
-                    remedy="mount or copy it there and give that path; object stores are not served yet",
-                )
+            if scheme(path):
+                _refused_as(f"{key}.path", place_at, path)
 
         def absolute(section: Any) -> Any:
+            if scheme(section.path):
+                return section
             return section.model_copy(update={"path": os.path.normpath(directory / Path(section.path).expanduser())})
 
         return self.model_copy(
@@ -260,9 +259,11 @@ class Job(Section):
     def require_files(self) -> None:
         """Refuse a model or series that is not there, or of a kind that is not served."""
         if not self.model.is_function:
-            _require_model_file(Path(self.model.path))
-        _require_series_file(Path(self.series.path))
-        if _exists(Path(self.run.path)) and not Path(self.run.path).is_dir():
+            _require_model_file(self.model.path)
+        _require_series_file(self.series.path)
+        if scheme(self.run.path):
+            _version("run.path", f"{self.run.path}/job.json")
+        elif _exists(Path(self.run.path)) and not Path(self.run.path).is_dir():
             raise Refused(
                 "run.path",
                 given=self.run.path,
@@ -309,32 +310,58 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _require_model_file(path: Path) -> None:
+def _refused_as(key: str, act: Callable[[str], Any], path: str) -> Any:
+    """Name the key of the job file that a path stands under."""
+    try:
+        return act(path)
+    except Refused as refusal:
+        raise Refused(key, given=path, allowed=refusal.allowed, remedy=refusal.remedy) from refusal
+
+
+def _version(key: str, path: str) -> str | None:
+    """What a file is now, or None where there is none; refuses an object store that cannot be reached."""
+    folder, name = place_of(path)
+    try:
+        return folder.version(name)
+    except OSError as error:
+        if not scheme(path):  # a name that is too long, say
+            return None
+        raise Refused(
+            key,
+            given=f"{path} ({reason(error)})",
+            allowed="a place that can be reached",
+            remedy="check the URL, and in the environment credentials, region and endpoint, such as AWS_ACCESS_KEY_ID, "
+            "AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL",
+        ) from error
+
+
+def _require_model_file(path: str) -> None:
     allowed = "a .keras file, or package.module:function returning a keras.Model"
-    if not _exists(path):
+    if _version("model.path", path) is None:
         raise Refused("model.path", given=f"{path} (no such file)", allowed=allowed, remedy="check the path")
-    if path.is_dir():
+    if Path(path).is_dir():
         raise Refused(
             "model.path",
             given=f"{path} (a directory, perhaps a SavedModel)",
             allowed=allowed,
             remedy='SavedModels are not served yet: save the Keras model with model.save("model.keras")',
         )
-    if path.suffix != ".keras":
+    if not path.endswith(".keras"):
         raise Refused(
             "model.path", given=path, allowed=allowed, remedy='load it in Keras and model.save("model.keras")'
         )
 
 
-def _require_series_file(path: Path) -> None:
-    if not path.name.endswith(SERIES_FORMATS):
+def _require_series_file(path: str) -> None:
+    if not path.endswith(SERIES_FORMATS):
         raise Refused(
             "series.path",
             given=path,
             allowed=" ".join(SERIES_FORMATS),
             remedy="convert the series to one of these formats",
         )
-    if not _exists(path):
+    file = f"{path}/zarr.json" if scheme(path) and path.endswith(".zarr") else path
+    if _version("series.path", file) is None:
         raise Refused(
             "series.path", given=f"{path} (no such file)", allowed="an existing series", remedy="check the path"
         )

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from .addresses import place_of
 from .errors import Refused
 from .job import ModelSection
 from .layers import keras, leaf_layers
@@ -34,8 +35,14 @@ def load_model(section: ModelSection, directory: str, dtype: str = "float32") ->
             allowed="tensorflow",
             remedy="export KERAS_BACKEND=tensorflow",
         )
-    model = _call_function(section.path, directory) if section.is_function else load_file(Path(section.path))
+    model = _call_function(section.path, directory) if section.is_function else _load_kept(section.path)
     return cast(model, dtype)
+
+
+def _load_kept(path: str) -> keras.Model:
+    folder, name = place_of(path)
+    with folder.local_copy(name) as file:
+        return load_file(file)
 
 
 def load_file(path: Path) -> keras.Model:

@@ -139,3 +139,29 @@ def _status_bytes(path: Path, name: str) -> int | None:
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def this_machine() -> str:
+    """What tells machines apart whose process numbers are not the same: the boot, and a container's own numbering."""
+    boot = _read(Path("/proc/sys/kernel/random/boot_id")) or platform.node()
+    try:
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return boot
+
+
+def started(pid: int) -> str | None:
+    """When a process of this machine started, in the system's own terms; None where there is no such process.
+
+    With its number it names a process for ever: numbers are given out again.
+    """
+    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    if fields:
+        return None if fields[0] in "ZX" else fields[19]
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except OSError:
+        pass
+    return "unknown"

@@ -44,7 +44,7 @@ def open_run(path: str | Path) -> xr.Dataset:
         dataset[name] = dataset[name].chunk(blocks)
         if not committed.all():
             dataset[name] = dataset[name].copy(data=_masked(dataset[name].data, committed))
-    return dataset.assign_attrs(run=str(run.path))
+    return dataset.assign_attrs(run=str(run.place))
 
 
 def _masked(array: da.Array, served: np.ndarray) -> da.Array:

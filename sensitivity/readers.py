@@ -6,7 +6,11 @@ they stand in the source. What the times and values mean is `series`' business.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import itertools
+import shutil
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from .addresses import place_of, scheme
 from .errors import Refused
 
 BLOCK_STEPS = 1 << 18
@@ -39,21 +44,44 @@ class Reader(Protocol):
 
 def open_reader(path: str, time: str | None, features: Sequence[str] | None) -> Reader:
     """The reader for `path` by its ending; raises `Refused` for what cannot be read or has no such column."""
-    name = Path(path).name
     try:
-        if name.endswith((".csv", ".csv.gz")):
-            return _Csv(path, time, features)
-        if name.endswith(".parquet"):
-            return _Parquet(path, time, features)
-        if name.endswith(".npy"):
-            return _Matrix(path, np.load(path, mmap_mode="r", allow_pickle=False), time, features)
-        if name.endswith(".zarr"):
+        if path.endswith(".zarr"):
             return _open_zarr(path, time, features)
-        return _Dataset(path, _open_dataset(path, engine=None), time, features)
+        if not scheme(path):
+            return _open_file(path, path, time, features)
+        reader = _open_file(path, str(_fetched(path)), time, features)
+        reader.sliceable = False  # workers elsewhere have no such copy
+        return reader
     except Refused:
         raise
     except Exception as error:
         raise unreadable(path, error) from error
+
+
+def _open_file(path: str, file: str, time: str | None, features: Sequence[str] | None) -> Reader:
+    """path: what the file is called in messages."""
+    if file.endswith((".csv", ".csv.gz")):
+        return _Csv(path, file, time, features)
+    if file.endswith(".parquet"):
+        return _Parquet(path, file, time, features)
+    if file.endswith(".npy"):
+        return _Matrix(path, np.load(file, mmap_mode="r", allow_pickle=False), time, features)
+    return _Dataset(path, _open_dataset(file, engine=None), time, features)
+
+
+def _fetched(url: str) -> Path:
+    """A copy of an object on this machine, which lasts as long as this process."""
+    folder, name = place_of(url)
+    return _fetched_once(url, folder.version(name))
+
+
+@functools.lru_cache(maxsize=2)
+def _fetched_once(url: str, version: str | None) -> Path:
+    folder, name = place_of(url)
+    copies = tempfile.mkdtemp(prefix="sensitivity-")
+    atexit.register(shutil.rmtree, copies, ignore_errors=True)
+    with folder.local_copy(name) as copy:
+        return Path(shutil.copy(copy, copies))
 
 
 def unreadable(path: str, error: Exception) -> Refused:
@@ -73,8 +101,10 @@ class _Table(ABC):
 
     sliceable = False
 
-    def __init__(self, path: str, columns: Sequence[str], time: str | None, features: Sequence[str] | None) -> None:
-        self.path, self.time = path, time
+    def __init__(
+        self, path: str, file: str, columns: Sequence[str], time: str | None, features: Sequence[str] | None
+    ) -> None:
+        self.path, self.file, self.time = path, file, time
         if time is not None and time not in columns:
             raise _no_column("series.time", [time], columns)
         self.features = choose_features([name for name in columns if name != time], features)
@@ -105,32 +135,32 @@ class _Table(ABC):
 
 
 class _Csv(_Table):
-    def __init__(self, path: str, time: str | None, features: Sequence[str] | None) -> None:
+    def __init__(self, path: str, file: str, time: str | None, features: Sequence[str] | None) -> None:
         import pandas as pd
 
-        super().__init__(path, list(pd.read_csv(path, nrows=0).columns), time, features)
+        super().__init__(path, file, list(pd.read_csv(file, nrows=0).columns), time, features)
 
     def _frames(self) -> Iterator[Any]:
         import pandas as pd
 
-        with pd.read_csv(self.path, usecols=self._columns, chunksize=BLOCK_STEPS) as chunks:
+        with pd.read_csv(self.file, usecols=self._columns, chunksize=BLOCK_STEPS) as chunks:
             yield from chunks
 
 
 class _Parquet(_Table):
-    def __init__(self, path: str, time: str | None, features: Sequence[str] | None) -> None:
+    def __init__(self, path: str, file: str, time: str | None, features: Sequence[str] | None) -> None:
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(path) as file:
-            names = [name for name in file.schema_arrow.names if not name.startswith("__index_level_")]
-            if time is not None and time in file.schema_arrow.names:
+        with pq.ParquetFile(file) as opened:
+            names = [name for name in opened.schema_arrow.names if not name.startswith("__index_level_")]
+            if time is not None and time in opened.schema_arrow.names:
                 names.append(time)
-        super().__init__(path, list(dict.fromkeys(names)), time, features)
+        super().__init__(path, file, list(dict.fromkeys(names)), time, features)
 
     def _frames(self) -> Iterator[Any]:
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(self.path) as file:
+        with pq.ParquetFile(self.file) as file:
             for batch in file.iter_batches(BLOCK_STEPS, columns=self._columns):
                 yield batch.to_pandas(ignore_metadata=True)
 
@@ -215,7 +245,7 @@ class _Dataset(_Sliced):
         return values
 
 
-def _open_dataset(path: str, engine: str | None, **options: Any) -> Any:
+def _open_dataset(path: Any, engine: str | None, **options: Any) -> Any:
     import xarray as xr
 
     return xr.open_dataset(path, engine=engine, chunks=None, cache=False, **options)
@@ -224,9 +254,11 @@ def _open_dataset(path: str, engine: str | None, **options: Any) -> Any:
 def _open_zarr(path: str, time: str | None, features: Sequence[str] | None) -> Reader:
     import zarr
 
-    if isinstance(node := zarr.open(path, mode="r"), zarr.Array):
+    folder, name = place_of(path)
+    store = folder.zarr(name)
+    if isinstance(node := zarr.open(store, mode="r"), zarr.Array):
         return _Matrix(path, node, time, features)
-    dataset = _open_dataset(path, engine="zarr", consolidated=False)
+    dataset = _open_dataset(store, engine="zarr", consolidated=False)
     in_order = dataset[sorted(dataset.data_vars, key=str)]  # a group lists its arrays in any order
     return _Dataset(path, in_order, time, features)
 

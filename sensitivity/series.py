@@ -11,14 +11,16 @@ import hashlib
 import re
 import warnings
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import Refused
 from .job import Scaling, SeriesSection
 from .readers import Block, Reader, open_reader
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
 
 _TIME_OF_DAY = re.compile(r"\s*\d{1,2}:\d")
 INGESTED_VARIABLE, INGESTED_TIME = "series", "time"
@@ -183,8 +185,8 @@ def survey(section: SeriesSection) -> Survey:
     )
 
 
-def ingest(section: SeriesSection, survey: Survey, path: Path) -> None:
-    """Copy the surveyed series to a Zarr store at `path`: `series` `(time, feature)` float64, and its labels."""
+def ingest(section: SeriesSection, survey: Survey, store: Store) -> None:
+    """Copy the surveyed series into a Zarr store: `series` `(time, feature)` float64, and its labels."""
     import xarray as xr
     import zarr
 
@@ -192,8 +194,8 @@ def ingest(section: SeriesSection, survey: Survey, path: Path) -> None:
         INGESTED_TIME: (INGESTED_TIME, survey.axis.at(np.arange(survey.steps))),
         "feature": ("feature", np.array(survey.features, object)),
     }
-    xr.Dataset(coords=labels).to_zarr(path, zarr_format=3, consolidated=False, mode="w")
-    array = zarr.open_group(path, mode="r+").create_array(
+    xr.Dataset(coords=labels).to_zarr(store, zarr_format=3, consolidated=False, mode="w")
+    array = zarr.open_group(store, mode="r+").create_array(
         INGESTED_VARIABLE,
         shape=(survey.steps, len(survey.features)),
         chunks=(min(survey.steps, INGESTED_STEPS), len(survey.features)),
@@ -207,9 +209,9 @@ def ingest(section: SeriesSection, survey: Survey, path: Path) -> None:
         start += len(block.values)
 
 
-def ingested(section: SeriesSection, path: Path) -> SeriesSection:
+def ingested(section: SeriesSection, path: str) -> SeriesSection:
     """The section that reads the copy at `path` made by `ingest`."""
-    return section.model_copy(update={"path": str(path), "time": INGESTED_TIME if section.time else None})
+    return section.model_copy(update={"path": path, "time": INGESTED_TIME if section.time else None})
 
 
 def is_sliceable(section: SeriesSection) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import platform
-import shutil
-import socket
+import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -16,23 +16,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .choices import purpose, remember, remembered
-from .durable import read_json, sync_files, write_json
+from .addresses import place_at, place_of
+from .choices import TUNING, purpose, remember, remembered
 from .errors import Refused
+from .folders import Folder
 from .job import Job, SensitivitySection, SeriesSection
+from .lease import LEASE, Lease, owned
+from .places import Place
 from .plan import Layout, Plan
 from .series import Survey, Windows, ingest, ingested, is_sliceable
 from .setting import Choice
 
 if TYPE_CHECKING:
     import keras
+    from zarr.abc.store import Store
 
     from .audit import Audit
     from .model import ModelFacts
 
-RESULTS, COMMITS, FAILURES, JOB, TUNING = "results.zarr", "commits", "failures", "job.json", "tuning.json"
+RESULTS, COMMITS, FAILURES, JOB = "results.zarr", "commits", "failures", "job.json"
 MODEL, WEIGHTS, SERIES = "model.keras", "model.weights.h5", "series.zarr"
-_CREATING = ".creating"
 _KEYS = {
     *("job", "identity", "fingerprints", "versions", "survey", "model", "layout", "skipped", "ingested", "choice"),
     *("model_file", "audit"),
@@ -44,29 +47,29 @@ _LIBRARIES = ("sensitivity-jobs", "tensorflow", "keras", "numpy", "zarr", "xarra
 class Run:
     """A run directory that is whole: everything that was decided before the first shard."""
 
-    path: Path
+    place: Place
     content: dict[str, Any]
 
     @classmethod
-    def open(cls, path: Path | str) -> Run:
-        """Raises `Refused` where there is no run at `path`."""
-        path = Path(path).absolute()
-        content = read_json(path / JOB)
+    def open(cls, path: Place | Path | str) -> Run:
+        """Raises `Refused` where there is no run at `path`, a folder or a URL."""
+        home = path if isinstance(path, Place) else place_at(path)
+        content = home.read_json(JOB)
         if content is None or not _KEYS <= set(content):
             raise Refused(
                 "run directory",
-                given=f"{path} ({'no readable ' + JOB + ' in it' if path.is_dir() else 'no such directory'})",
+                given=f"{home} ({'no readable ' + JOB + ' in it' if home.names() else 'nothing is there'})",
                 allowed="a directory made by `sensitivity run`",
                 remedy="check the path, or start the run with `sensitivity run JOB`",
             )
-        if not (path / RESULTS / "zarr.json").exists():
+        if home.size(f"{RESULTS}/zarr.json") is None:
             raise Refused(
                 "run directory",
-                given=f"{path}, without its {RESULTS}",
+                given=f"{home}, without its {RESULTS}",
                 allowed="a run directory that is whole",
                 remedy="restore it, or remove the directory and run the job again",
             )
-        return cls(path, content)
+        return cls(home, content)
 
     @cached_property
     def job(self) -> Job:
@@ -106,23 +109,24 @@ class Run:
 
     def remembered(self, wanted: SensitivitySection, kind: str) -> Choice | None:
         """The choice that an earlier worker of that kind made for the same knobs."""
-        return remembered(self.path / TUNING, self._purpose(wanted, kind))
+        return remembered(self.place, self._purpose(wanted, kind))
 
     def remember(self, wanted: SensitivitySection, choice: Choice) -> None:
-        remember(self.path / TUNING, self._purpose(wanted, choice.kind), choice)
+        remember(self.place, self._purpose(wanted, choice.kind), choice)
 
     def _purpose(self, wanted: SensitivitySection, kind: str) -> dict[str, Any]:
         return purpose(self.content["fingerprints"]["model"], self.facts, wanted, kind)
 
     @property
-    def results(self) -> Path:
-        return self.path / RESULTS
+    def results(self) -> Store:
+        """The Zarr store of the results."""
+        return self.place.zarr(RESULTS)
 
     @property
     def series(self) -> SeriesSection:
         """Where workers read the series: the job's source, or its ingested copy."""
         section = self.job.series
-        return ingested(section, self.path / SERIES) if self.content["ingested"] else section
+        return ingested(section, f"{self.place}/{SERIES}") if self.content["ingested"] else section
 
     def require_series(self, survey: Survey) -> None:
         """Refuse to go on with a series that is not the one this run began with."""
@@ -169,99 +173,78 @@ def require_same(run: Run, job: Job, wanted: dict[str, Any]) -> None:
     if differences:
         raise Refused(
             "run.path",
-            given=f"{run.path}, a run of something else\n" + "\n".join(differences),
+            given=f"{run.place}, a run of something else\n" + "\n".join(differences),
             allowed="an empty path, or a run of the same job, model and series",
             remedy="choose another run.path, or undo the difference",
         )
 
 
-def require_free(path: Path) -> None:
-    """Refuse a path where no directory can be made, or one that holds anything but a creation that never finished."""
-    parent = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
+def require_free(home: Place) -> None:
+    """Refuse a place where nothing can be made, or one that holds anything but a creation that never finished."""
+    blocked = home.blocked() if isinstance(home, Folder) else None
+    if blocked:
         raise Refused(
             "run.path",
-            given=f"{path}, where {parent} is {'not writable' if parent.is_dir() else 'a file'}",
+            given=f"{home}, where {blocked}",
             allowed="a path where a directory can be made",
             remedy="choose another path",
         )
-    if _is_being_created(path):
+    names = home.names()
+    if names and LEASE not in names:
         raise Refused(
             "run.path",
-            given=f"{path}, which another process is creating at this moment",
-            allowed="one driver a run",
-            remedy="let that process go on, or end it",
-        )
-    if path.is_dir() and any(path.iterdir()) and not _is_unfinished(path):
-        raise Refused(
-            "run.path",
-            given=f"{path}, a directory with other files in it",
+            given=f"{home}, a directory with other files in it",
             allowed="an empty path, or a run of the same job, model and series",
             remedy="choose another path, or empty that one",
         )
 
 
-def _is_being_created(path: Path) -> bool:
-    """Whether a living process of this machine is at it; of other machines nothing can be known."""
-    creator = read_json(path / _CREATING) or {}
-    if creator.get("host") != socket.gethostname() or creator.get("pid") in (None, os.getpid()):
-        return False
+@contextlib.contextmanager
+def owning(home: Place) -> Iterator[Lease]:
+    """Own the run at a place, or the place for a new one, of which nothing is left if it does not come to be.
+
+    Raises `Refused` where another driver owns it.
+    """
+    with owned(home) as lease:
+        try:
+            yield lease
+        finally:
+            if not lease.lost.is_set() and home.size(JOB) is None:
+                home.discard()
+
+
+def create(
+    home: Place, job: Job, survey: Survey, model: keras.Model, fingerprints: dict[str, str], plan: Plan, audit: Audit
+) -> Run:
+    """Make the run directory, at a place that is ours. `job.json` comes last: without it there is no run, and nothing
+    is left behind.
+    """
+    require_free(home)
+    home.discard(keep=LEASE)
     try:
-        os.kill(creator["pid"], 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return not (path / JOB).exists()
-
-
-def _is_unfinished(path: Path) -> bool:
-    return (path / _CREATING).exists() and not (path / JOB).exists()
-
-
-def create(job: Job, survey: Survey, model: keras.Model, fingerprints: dict[str, str], plan: Plan, audit: Audit) -> Run:
-    """Make the run directory. `job.json` comes last: without it there is no run, and nothing is left behind."""
-    path = Path(job.run.path)
-    require_free(path)
-    was_there = path.exists()
-    path.mkdir(parents=True, exist_ok=True)
-    _empty(path)
-    try:
-        write_json(path / _CREATING, {"host": socket.gethostname(), "pid": os.getpid()})
-        _fill(path, job, survey, model, fingerprints, plan, audit)
-        run = Run.open(path)
+        _fill(home, job, survey, model, fingerprints, plan, audit)
+        run = Run.open(home)
         load_run_model(run)  # what a worker will do first: better refused now
     except BaseException:
-        _empty(path)
-        if not was_there:
-            path.rmdir()
+        home.discard(keep=LEASE)
         raise
-    (path / _CREATING).unlink()
     return run
 
 
-def _empty(path: Path) -> None:
-    """Leaves the directory itself, which may be a mount point."""
-    for entry in path.iterdir():
-        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-
-
 def _fill(
-    path: Path, job: Job, survey: Survey, model: keras.Model, fingerprints: dict[str, str], plan: Plan, audit: Audit
+    home: Place, job: Job, survey: Survey, model: keras.Model, fingerprints: dict[str, str], plan: Plan, audit: Audit
 ) -> None:
     from .template import write_template
 
-    (path / COMMITS).mkdir()
-    (path / FAILURES).mkdir()
-    model_file = _keep_model(path, job, model)
+    model_file = _keep_model(home, job, model)
     copied = not is_sliceable(job.series)
     if copied:
-        ingest(job.series, survey, path / SERIES)
+        ingest(job.series, survey, home.zarr(SERIES))
     windows = Windows(survey.steps, plan.facts.length, job.windows.stride)
-    write_template(path / RESULTS, survey, windows, plan.facts, plan.layout)
-    write_json(path / TUNING, {"settings": []})
+    write_template(home.zarr(RESULTS), survey, windows, plan.facts, plan.layout)
+    home.write_json(TUNING, {"settings": []})
     if plan.choice.by == "timed":
-        remember(path / TUNING, purpose(fingerprints, plan.facts, job.sensitivity, plan.choice.kind), plan.choice)
+        remember(home, purpose(fingerprints, plan.facts, job.sensitivity, plan.choice.kind), plan.choice)
     wanted = identity(job, survey, plan.facts, fingerprints)
     layout = asdict(plan.layout)
     content = {
@@ -282,52 +265,55 @@ def _fill(
         "choice": plan.choice.to_json(),
         "audit": audit.to_json(),
     }
-    sync_files(sorted(file for file in path.rglob("*") if file.is_file()))
-    write_json(path / JOB, content)
+    home.make_durable(home.files())
+    home.write_json(JOB, content)
 
 
-def _keep_model(path: Path, job: Job, model: keras.Model) -> str:
+def _keep_model(home: Place, job: Job, model: keras.Model) -> str:
     """The model as a file where it is one or can be one; else its weights, to go with the function that builds it."""
     from .loading import fingerprint, load_file
 
     if not job.model.is_function:
-        shutil.copyfile(job.model.path, path / MODEL)
+        source, name = place_of(job.model.path)
+        home.write(MODEL, source.read(name) or b"")
         return MODEL
-    try:
-        model.save(path / MODEL)
-        same = fingerprint(load_file(path / MODEL)) == fingerprint(model)
-    except Exception:  # Keras cannot write or read back this class: the reason differs with every class
-        same = False
-    if same:
-        return MODEL
-    (path / MODEL).unlink(missing_ok=True)
-    model.save_weights(path / WEIGHTS)
-    return WEIGHTS
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / MODEL
+        try:
+            model.save(file)
+            same = fingerprint(load_file(file)) == fingerprint(model)
+        except Exception:  # Keras cannot write or read back this class: the reason differs with every class
+            same = False
+        if not same:
+            file = Path(folder) / WEIGHTS
+            model.save_weights(file)
+        home.write(file.name, file.read_bytes())
+    return file.name
 
 
 def load_run_model(run: Run) -> keras.Model:
     """The run's own copy of the model, checked against its fingerprint and cast to the run's dtype."""
     from .loading import cast, fingerprint, load_file, load_model
 
-    file = run.path / run.content["model_file"]
-    if not file.exists():
+    name = run.content["model_file"]
+    if name not in (MODEL, WEIGHTS) or run.place.size(name) is None:
         raise Refused(
             "run directory",
-            given=f"{run.path}, without its {file.name}",
+            given=f"{run.place}, without its {name}",
             allowed="a run directory that is whole",
             remedy="restore the file, or run the job into a new run directory",
         )
-    if file.name == MODEL:
-        model = load_file(file)
-        model = cast(model, run.job.run.dtype)
-    else:
-        model = load_model(run.job.model, run.job.directory, run.job.run.dtype)
-        model(np.zeros((1, *run.facts.input_shape), run.facts.dtype))  # builds a model that waits for its input
-        model.load_weights(file)
+    with run.place.local_copy(name) as file:
+        if name == MODEL:
+            model = cast(load_file(file), run.job.run.dtype)
+        else:
+            model = load_model(run.job.model, run.job.directory, run.job.run.dtype)
+            model(np.zeros((1, *run.facts.input_shape), run.facts.dtype))  # builds a model that waits for its input
+            model.load_weights(file)
     if fingerprint(model) != run.content["fingerprints"]["model"]:
         raise Refused(
             "model",
-            given=f"the copy in {run.path}, or the function that builds it, has changed since the run began",
+            given=f"the copy in {run.place}, or the function that builds it, has changed since the run began",
             allowed="the model as it was",
             remedy="restore it, or run the job into a new run directory",
         )

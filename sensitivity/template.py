@@ -6,18 +6,19 @@ Workers later fill disjoint regions of whole chunks; nothing is ever resized, cr
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 import zarr
-from zarr.codecs import BloscCodec
+from zarr.codecs import BloscCodec, Crc32cCodec
 
 from .plan import Layout
 from .series import Survey, Windows
 
 if TYPE_CHECKING:
+    from zarr.abc.store import Store
+
     from .model import ModelFacts
 
 JACOBIAN_DIMS = ("time", "output_step", "output", "lag", "feature")
@@ -27,10 +28,10 @@ LABEL_BLOCK = 1 << 20
 CODEC = BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle")
 
 
-def write_template(path: Path, survey: Survey, windows: Windows, facts: ModelFacts, layout: Layout) -> None:
-    """Create `results.zarr` at `path`: labels filled in, `jacobian` and `prediction` all NaN and without chunks."""
-    _fixed_labels(survey, facts).to_zarr(path, zarr_format=3, consolidated=False, mode="w")
-    group = zarr.open_group(path, mode="r+")
+def write_template(store: Store, survey: Survey, windows: Windows, facts: ModelFacts, layout: Layout) -> None:
+    """Create `results.zarr` in `store`: labels filled in, `jacobian` and `prediction` all NaN and without chunks."""
+    _fixed_labels(survey, facts).to_zarr(store, zarr_format=3, consolidated=False, mode="w")
+    group = zarr.open_group(store, mode="r+")
     sizes = (len(facts.outputs), facts.lags, facts.features)
     _create(
         group,
@@ -55,7 +56,7 @@ def write_template(path: Path, survey: Survey, windows: Windows, facts: ModelFac
     _write_time_and_skipped(group, survey, windows)
     with warnings.catch_warnings():  # outside the v3 specification, but a plain open_zarr warns without it
         warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
-        zarr.consolidate_metadata(path)
+        zarr.consolidate_metadata(store)
 
 
 def _fixed_labels(survey: Survey, facts: ModelFacts) -> xr.Dataset:
@@ -91,7 +92,7 @@ def _create(
         dtype=dtype,
         fill_value=np.nan,
         dimension_names=dims,
-        compressors=CODEC,
+        compressors=(CODEC, Crc32cCodec()),  # a chunk that changed on the disk is never decoded
         chunk_key_encoding={"name": "default", "separator": "."},  # one directory: one fsync for its names
         attributes={**attributes, "coordinates": coordinates},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -45,6 +46,25 @@ def ray_session():
     ray.init(address="local", num_cpus=2, num_gpus=2, **quiet)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """An S3 server on loopback that every test of a process shares."""
+    from tests.s3 import Server
+
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3(s3_server, monkeypatch, request):
+    """The server, known to the environment; `s3.home` is a URL of this test's own."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    s3_server.home = f"s3://bucket/{re.sub(r'[^A-Za-z0-9]+', '-', request.node.name)}"
+    return s3_server
 
 
 def frame(steps: int, features: tuple[str, ...] = FEATURES, seed: int = 0) -> pd.DataFrame:

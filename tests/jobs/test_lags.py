@@ -49,10 +49,10 @@ def test_a_run_keeps_lags_up_to_its_limit_from_each_output(write_job, causal):
     assert {record.setting["kernel"] for record in read_commits(summary.run).values()} == {"scan"}
     audit = summary.run.content["audit"]
     assert max(audit["vjp_error"], audit["difference_error"]) < 1e-3
-    answer = CliRunner().invoke(main, ["query", str(summary.run.path), "lag-profile", "--format", "json"])
+    answer = CliRunner().invoke(main, ["query", str(summary.run.place.path), "lag-profile", "--format", "json"])
     rows = json.loads(answer.output)
     assert {row["lag"] for row in rows} == {0, 1, 2}
-    assert sensitivity.open_run(summary.run.path)["committed"].all()
+    assert sensitivity.open_run(summary.run.place.path)["committed"].all()
 
 
 def test_a_run_continues_with_its_own_limit_only(write_job, causal):
@@ -66,12 +66,12 @@ def test_a_run_continues_with_its_own_limit_only(write_job, causal):
 def test_a_run_keeps_the_outputs_that_are_wanted_by_their_steps(write_job, causal):
     wanted = {"output_steps": [1, -1], "outputs": ["output_1"]}
     summary = run_job(Job.load(write_job(causal, frame(STEPS), sensitivity=wanted)), How(serial=True))
-    stored = sensitivity.open_run(summary.run.path)
+    stored = sensitivity.open_run(summary.run.place.path)
     assert stored["jacobian"].dims == ("time", "output_step", "output", "lag", "feature")
     assert (stored["output_step"].values.tolist(), stored["output"].values.tolist()) == ([1, 5], ["output_1"])
     assert worst(stored["jacobian"].values, expected(causal)[:, [1, 5]][:, :, 1:]) < 1e-5
     assert stored["prediction"].shape == (STEPS - 5, 2, 1)
-    answer = CliRunner().invoke(main, ["query", str(summary.run.path), "importance", "--format", "json"])
+    answer = CliRunner().invoke(main, ["query", str(summary.run.place.path), "importance", "--format", "json"])
     assert {(row["output_step"], row["output"]) for row in json.loads(answer.output)} == {
         (1, "output_1"),
         (5, "output_1"),
@@ -85,7 +85,7 @@ def test_a_run_keeps_the_outputs_that_are_wanted_by_their_steps(write_job, causa
 def test_a_causal_model_is_scanned_whole_without_a_limit(write_job, causal):
     summary = run_job(Job.load(write_job(causal, frame(STEPS), sensitivity={"kernel": "scan"})), How(serial=True))
     assert worst(xr.open_zarr(summary.run.results)["jacobian"].values, expected(causal)) < 1e-5
-    assert Run.open(summary.run.path).facts.scan.outputs == 2
+    assert Run.open(summary.run.place.path).facts.scan.outputs == 2
 
 
 def test_a_model_that_cannot_be_scanned_is_refused_by_its_layer(write_job):

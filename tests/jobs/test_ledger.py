@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import pytest
+
 from jobs.ledger import Ledger, Trouble
+from sensitivity.lease import LeaseLost
+from sensitivity.patience import StoreFailed
 from sensitivity.plan import Shard
 
 SHARDS = [Shard(index, 10 * index, 10 * index + 10) for index in range(3)]
@@ -17,15 +21,18 @@ def test_shards_come_in_order_and_failed_ones_again_at_the_end():
     ledger = Ledger(SHARDS)
     first = ledger.take()
     assert (first.shard.index, first.number) == (0, 1)
-    assert ledger.fail(first, trouble()) is None
+    assert not ledger.fail(first, trouble()).given_up
     assert [(attempt.shard.index, attempt.number) for attempt in iter(ledger.take, None)] == [(1, 1), (2, 1), (0, 2)]
 
 
 def test_a_shard_is_given_up_after_its_third_failure():
     ledger = Ledger(SHARDS[:1])
     outcomes = [ledger.fail(attempt, trouble()) for attempt in iter(ledger.take, None)]
-    assert outcomes[:2] == [None, None]
-    assert (outcomes[2].shard, outcomes[2].attempts) == (0, 3)
+    assert [(failure.shard, failure.attempts, failure.given_up) for failure in outcomes] == [
+        (0, 1, False),
+        (0, 2, False),
+        (0, 3, True),
+    ]
     assert outcomes[2].reason == "ValueError: no such thing"
     assert "Traceback" in outcomes[2].traceback
 
@@ -33,13 +40,28 @@ def test_a_shard_is_given_up_after_its_third_failure():
 def test_a_worker_gets_a_shard_back_only_where_nobody_else_can_have_it():
     ledger = Ledger(SHARDS)
     while (attempt := ledger.take("broken")) is not None:
-        assert ledger.fail(attempt, trouble(), "broken") is None
+        assert not ledger.fail(attempt, trouble(), "broken").given_up
     assert len(ledger) == 3
     assert [(attempt.shard.index, attempt.number) for attempt in iter(lambda: ledger.take("sound"), None)] == [
         (0, 2),
         (1, 2),
         (2, 2),
     ]
+
+
+@pytest.mark.parametrize(("before", "numbers"), [(1, [2, 3]), (3, [4, 5, 6]), (4, [5, 6])])
+def test_attempts_of_earlier_runs_count_and_a_shard_that_used_them_up_gets_as_many_again(before, numbers):
+    ledger = Ledger(SHARDS[:1], {0: before})
+    outcomes = [ledger.fail(attempt, trouble()) for attempt in iter(ledger.take, None)]
+    assert [failure.attempts for failure in outcomes] == numbers
+    assert [failure.given_up for failure in outcomes] == [False] * (len(numbers) - 1) + [True]
+
+
+def test_a_store_that_fails_and_a_lease_that_is_lost_are_not_the_shards_fault():
+    for error in (StoreFailed("no space left"), LeaseLost("another driver's")):
+        with pytest.raises(type(error), match=str(error)):
+            Trouble.of(error).require_shard()
+    trouble().require_shard()
 
 
 def test_reasons_are_one_line_that_says_what_is_wrong():

@@ -36,10 +36,10 @@ def test_a_run_resumes_where_there_is_less_memory_a_core(write_job, tmp_path, mo
 
     run = prepare(Job.load(write_job(run={"shard_windows": 10})), Resources(2, 0, 8 * GB)).open_or_create()
     monkeypatch.setattr(driver, "local", lambda: Resources(64, 0, 5 * GB))
-    assert driver.resume(run.path, driver.How(serial=True)).complete
+    assert driver.resume(run.place.path, driver.How(serial=True)).complete
     monkeypatch.setattr(driver, "local", lambda: Resources(64, 0, GB // 2))
     with pytest.raises(Refused, match=r"run\.memory_per_worker"):
-        driver.resume(run.path, driver.How(serial=True))
+        driver.resume(run.place.path, driver.How(serial=True))
 
 
 def test_an_existing_run_is_not_audited_again(write_job):

@@ -207,7 +207,7 @@ def test_a_worker_that_no_node_can_hold_is_refused(write_job, ray_session):
 
 def test_workers_that_cannot_be_set_up_end_the_run(write_job, ray_session):
     run, plan = started(Job.load(write_job()))
-    (run.path / "model.keras").write_bytes(b"no model")
+    (run.place.path / "model.keras").write_bytes(b"no model")
     with pytest.raises(Refused, match="model"):
         next(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.choice, plan.workers))
 

@@ -15,7 +15,12 @@ CHAIN = [
     *(
         "errors",
         "machine",
-        "durable",
+        "patience",
+        "places",
+        "folders",
+        "buckets",
+        "addresses",
+        "lease",
         "progress",
         "findings",
         "job",

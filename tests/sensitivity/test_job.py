@@ -69,7 +69,7 @@ def test_defaults_and_paths_relative_to_the_job_file():
         ({"run": {"gpus_per_worker": 1.5}}, "run.gpus_per_worker", "fraction"),
         ({"run": {"memory_per_worker": "4 apples"}}, "run.memory_per_worker", "4GB"),
         ({"run": {"dtype": "float16"}}, "run.dtype", '"float64"'),
-        ({"series": {"path": "s3://bucket/x.zarr"}}, "series.path", "not served yet"),
+        ({"series": {"path": "ftp://host/x.zarr"}}, "series.path", "s3://"),
         ({"run": {"path": 3}}, "run.path", "a text in quotes"),
         ({"model": {}, "run": "x"}, "run", "a table"),
     ],

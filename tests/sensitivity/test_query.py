@@ -106,17 +106,17 @@ def half_done(write_job):
     table.loc[10, "rain"] = np.nan
     file = write_job(series=table, run={"shard_windows": 8})
     run = prepare(Job.load(file), Resources(2, 0, 8 * 10**9)).open_or_create()
-    worker = Worker(run.path)
+    worker = Worker(run.place)
     for index in range(5):
         worker.compute(run.layout.shard(index))
-    (run.path / "commits" / "00000004.json").unlink()
+    (run.place.path / "commits" / "00000004.json").unlink()
     return run
 
 
 def test_an_uncommitted_window_is_never_served_as_data(half_done):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        opened = open_run(half_done.path)
+        opened = open_run(half_done.place.path)
     assert dask.is_dask_collection(opened["jacobian"].data)
     np.testing.assert_array_equal(opened["committed"], np.arange(55) < 32)
     assert opened["jacobian"].dtype == "float32"
@@ -136,7 +136,7 @@ def test_there_must_be_a_run(tmp_path):
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_pictures(half_done, kind, suffix, tmp_path):
     file = tmp_path / f"picture.{suffix}"
-    plot(open_run(half_done.path), kind, file)
+    plot(open_run(half_done.place.path), kind, file)
     content = file.read_bytes()
     assert content.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
     if suffix == "svg":
@@ -146,7 +146,7 @@ def test_pictures(half_done, kind, suffix, tmp_path):
 
 def test_odd_feature_names_are_drawn_as_they_are(half_done, tmp_path):
     names = ["$x_i^$", "_hidden"]
-    opened = open_run(half_done.path).assign_coords(feature=names)
+    opened = open_run(half_done.place.path).assign_coords(feature=names)
     for kind in KINDS:
         plot(opened, kind, tmp_path / "odd.svg")
         text = (tmp_path / "odd.svg").read_text()

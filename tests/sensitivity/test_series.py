@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sensitivity import readers
 from sensitivity.errors import Refused
+from sensitivity.folders import Folder
 from sensitivity.job import Scaling, SeriesSection
 from sensitivity.series import TimeAxis, Windows, first_windows, ingest, ingested, open_series, survey
 from tests.conftest import cut, frame
@@ -64,8 +65,8 @@ def test_workers_read_only_the_steps_of_their_windows(tmp_path, form, monkeypatc
     section = write(table, tmp_path, form)
     found = survey(section)
     if form in ("csv", "csv.gz", "parquet"):
-        ingest(section, found, tmp_path / "copy.zarr")
-        section = ingested(section, tmp_path / "copy.zarr")
+        ingest(section, found, Folder(tmp_path).zarr("copy.zarr"))
+        section = ingested(section, str(tmp_path / "copy.zarr"))
         assert survey(section) == found
     series = open_series(section, "float64")
     asked = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from keras import layers
 from jobs.prepare import prepare
 from jobs.resources import Resources
 from sensitivity import store
+from sensitivity.addresses import place_at
 from sensitivity.commits import (
     Failure,
     Results,
@@ -52,8 +52,8 @@ def run(write_job) -> Run:
 
 
 def test_the_directory_holds_what_the_design_says(run):
-    assert {entry.name for entry in run.path.iterdir()} == {
-        *("job.json", "results.zarr", "commits", "failures", "tuning.json", "model.keras", "series.zarr")
+    assert {entry.name for entry in run.place.path.iterdir()} == {
+        *("job.json", "results.zarr", "tuning.json", "model.keras", "series.zarr")
     }
     assert {"job", "fingerprints", "versions"} <= set(run.content)
     assert set(run.content["fingerprints"]) == {"job", "model", "series"}
@@ -91,7 +91,7 @@ def test_times_of_every_kind_are_labelled(write_job, stride, times):
 
 def test_windows_far_apart_are_the_tapes(write_job):
     run = started(write_job(series=frame(500), windows={"stride": 40}))
-    Worker(run.path).compute(run.layout.shard(0))
+    Worker(run.place).compute(run.layout.shard(0))
     windows = cut(frame(500)[["rain", "heat"]].to_numpy("float32"), 6, 40)
     found = xr.open_zarr(run.results)["jacobian"].values[:, 0]
     assert worst(found, tape_jacobian(store.load_run_model(run), windows)) < 1e-5
@@ -108,18 +108,6 @@ def test_a_run_may_stand_in_an_empty_directory_and_leaves_it_when_creation_fails
     assert prepared.open_or_create().layout.windows == 55
 
 
-def test_a_directory_that_another_process_is_creating_is_left_alone(write_job, tmp_path):
-    file = write_job()
-    (tmp_path / "run").mkdir()
-    creating = {"host": socket.gethostname(), "pid": 1}
-    (tmp_path / "run" / ".creating").write_text(json.dumps(creating))
-    with pytest.raises(Refused, match="another process is creating"):
-        started(file)
-    creating["pid"] = 2**22 + 1  # beyond any process
-    (tmp_path / "run" / ".creating").write_text(json.dumps(creating))
-    assert started(file).layout.windows == 55
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_lambda_built_by_a_function_runs_in_either_dtype(write_job, tmp_path, dtype):
     (tmp_path / f"lambdas_{dtype}.py").write_text(
@@ -132,21 +120,21 @@ def test_a_lambda_built_by_a_function_runs_in_either_dtype(write_job, tmp_path, 
     )
     file = edit(write_job(run={"dtype": dtype}), 'path = "model.keras"', f'path = "lambdas_{dtype}:build"')
     run = started(file)
-    Worker(run.path).compute(run.layout.shard(0))
+    Worker(run.place).compute(run.layout.shard(0))
     jacobian = xr.open_zarr(run.results)["jacobian"]
     assert jacobian.dtype == dtype
     assert (jacobian == 2).all()
 
 
 def test_a_shard_is_done_only_with_its_commit_record(run):
-    worker = Worker(run.path)
+    worker = Worker(run.place)
     shard = run.layout.shard(2)
     record = worker.compute(shard)
     assert read_commits(run) == {2: record}
     assert (record.start, record.stop, record.computed, record.skipped) == (16, 24, 8, 0)
     assert set(record.chunks) == set(chunk_keys(run, shard)) == {"jacobian/c.2.0.0.0.0", "prediction/c.2.0.0"}
     assert record.peak_memory > 10**8
-    assert (run.path / "commits" / "00000002.json").exists()
+    assert (run.place.path / "commits" / "00000002.json").exists()
     assert [shard.index for shard in missing(run, read_commits(run))] == [0, 1, 3, 4, 5, 6]
     dataset = xr.open_zarr(run.results)
     assert dataset["jacobian"][16:24].notnull().all()
@@ -154,7 +142,7 @@ def test_a_shard_is_done_only_with_its_commit_record(run):
 
 
 def test_what_is_stored_is_the_tape(run):
-    worker = Worker(run.path)
+    worker = Worker(run.place)
     for shard in run.layout.shards():
         worker.compute(shard)
     assert worker.kernel.traces == 1
@@ -169,7 +157,7 @@ def test_what_is_stored_is_the_tape(run):
 
 
 def test_a_committed_shard_is_not_computed_again(run, monkeypatch):
-    worker = Worker(run.path)
+    worker = Worker(run.place)
     record = worker.compute(run.layout.shard(0))
     monkeypatch.setattr(worker, "_differentiate", lambda *_: pytest.fail("computed again"))
     assert worker.compute(run.layout.shard(0), attempt=2) == record
@@ -181,7 +169,7 @@ def test_the_derivative_is_by_the_series_own_units(write_job):
     scaling = {"mean": [100.0, 0.0], "std": [5.0, 0.5]}
     text = f"[series.scaling]\nmean = {scaling['mean']}\nstd = {scaling['std']}\n"
     run = started(write_job(series=table, text=text))
-    Worker(run.path).compute(run.layout.shard(0))
+    Worker(run.place).compute(run.layout.shard(0))
     values = (table[["rain", "heat"]].to_numpy() - scaling["mean"]) / scaling["std"]
     expected = tape_jacobian(store.load_run_model(run), cut(values, 6).astype("float32")) / scaling["std"]
     found = xr.open_zarr(run.results)["jacobian"].values[:, 0]
@@ -196,7 +184,7 @@ def test_derivatives_that_are_not_finite_are_counted_apart_from_gaps(write_job):
     table = frame(60)
     table.loc[30, "rain"] = np.nan
     run = started(write_job(series=table))
-    worker = Worker(run.path)
+    worker = Worker(run.place)
     worker.kernel = Tuned(replace(worker.kernel.target, model=model), run.choice.setting)
     record = worker.compute(run.layout.shard(0))
     whole = np.delete(np.arange(55), np.arange(25, 31))
@@ -227,15 +215,16 @@ def test_chunks_that_two_writers_would_share_are_refused(run):
     ],
 )
 def test_a_commit_record_that_does_not_agree_counts_as_missing(run, damage):
-    Worker(run.path).compute(run.layout.shard(0))
-    damage(run.path / "commits" / "00000000.json")
+    Worker(run.place).compute(run.layout.shard(0))
+    damage(run.place.path / "commits" / "00000000.json")
     assert read_commits(run) == {}
     assert len(missing(run, read_commits(run))) == run.layout.shard_count
 
 
 def test_foreign_files_among_the_records_do_no_harm(run):
+    (run.place.path / "commits").mkdir()
     for name in ("notes.txt", "x.json", "99999999.json", ".00000001.json.12.tmp"):
-        (run.path / "commits" / name).write_text("{}")
+        (run.place.path / "commits" / name).write_text("{}")
     assert read_commits(run) == {}
 
 
@@ -251,17 +240,19 @@ def flip(path: Path) -> None:
         (flip, "CRC-32C"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), "CRC-32C"),
         (lambda path: path.unlink(), "missing"),
-        (lambda path: path.write_bytes(path.with_name("c.1.0.0.0.0").read_bytes()), "CRC-32C"),
+        (lambda path: path.write_bytes(path.with_name("c.1.0.0.0.0").read_bytes()), "another chunk"),
+        (lambda path: path.write_bytes(b""), "CRC-32C"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])), "CRC-32C"),
     ],
-    ids=["flipped", "truncated", "missing", "swapped"],
+    ids=["flipped", "truncated", "missing", "swapped", "empty", "flipped at the end"],
 )
 def test_verify_finds_damage_and_names_the_shard(run, damage, what):
-    worker = Worker(run.path)
+    worker = Worker(run.place)
     for index in (0, 1):
         worker.compute(run.layout.shard(index))
     records = read_commits(run).values()
     assert not any(found for _, found in verify(run, records))
-    damage(run.results / "jacobian" / "c.0.0.0.0.0")
+    damage(run.place.path / "results.zarr" / "jacobian" / "c.0.0.0.0.0")
     found = [one for _, damages in verify(run, records) for one in damages]
     assert [(one.shard, one.chunk) for one in found] == [(0, "jacobian/c.0.0.0.0.0")]
     assert what in found[0].what
@@ -271,7 +262,7 @@ def test_failures_are_kept_until_the_shard_is_committed(run):
     failure = Failure(3, 24, 32, 3, "ValueError: no", "Traceback", "host")
     record_failure(run, failure)
     assert read_failures(run) == {3: failure}
-    record = Worker(run.path).compute(run.layout.shard(3), attempt=4)
+    record = Worker(run.place).compute(run.layout.shard(3), attempt=4)
     assert record.attempt == 4
     assert read_failures(run) == {}
     commit(run, record)
@@ -316,9 +307,9 @@ def test_the_same_job_is_the_same_run(write_job):
 )
 def test_another_job_is_refused_with_the_difference(write_job, change, part):
     run = started(write_job())
-    change(run.path.parent)
+    change(run.place.path.parent)
     with pytest.raises(Refused, match="a run of something else") as refusal:
-        started(run.path.parent / "job.toml")
+        started(run.place.path.parent / "job.toml")
     assert part in str(refusal.value)
 
 
@@ -336,12 +327,12 @@ def test_a_creation_that_fails_leaves_nothing_and_one_that_was_killed_is_done_ag
     prepared = prepare(Job.load(file), HERE)
     with monkeypatch.context() as patch:
         patch.setattr(store, "_versions", lambda: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            prepared.open_or_create()
+        with pytest.raises(ZeroDivisionError), store.owning(place_at(prepared.job.run.path)) as lease:
+            prepared.open_or_create(lease.place)
     assert not Path(prepared.job.run.path).exists()
     run = prepared.open_or_create()
-    (run.path / "job.json").unlink()
-    (run.path / ".creating").write_text("{}")  # as a SIGKILL at the last moment leaves it
+    (run.place.path / "job.json").unlink()
+    (run.place.path / "lease").mkdir()  # as a SIGKILL at the last moment leaves it
     with pytest.raises(Refused, match="no readable job.json"):
         Run.open(prepared.job.run.path)
     assert prepared.open_or_create().layout == prepared.plan.layout
@@ -367,17 +358,17 @@ def test_a_function_that_cannot_be_saved_gives_every_worker_the_same_weights(tmp
         'windows.length = 3\nrun.path = "run"\n'
     )
     run = started(tmp_path / "job.toml")
-    assert (run.path / "model.weights.h5").exists()
-    weights = [Worker(run.path).kernel.target.model.get_weights() for _ in range(2)]
+    assert (run.place.path / "model.weights.h5").exists()
+    weights = [Worker(run.place).kernel.target.model.get_weights() for _ in range(2)]
     np.testing.assert_array_equal(weights[0][0], weights[1][0])
-    record = Worker(run.path).compute(run.layout.shard(0))
+    record = Worker(run.place).compute(run.layout.shard(0))
     assert record.computed == 28
 
 
 def test_a_changed_copy_of_the_model_is_refused(run):
-    sequential((6, 2), layers.Flatten(), layers.Dense(1, activation="tanh")).save(run.path / "model.keras")
+    sequential((6, 2), layers.Flatten(), layers.Dense(1, activation="tanh")).save(run.place.path / "model.keras")
     with pytest.raises(Refused, match="has changed since the run began"):
-        Worker(run.path)
+        Worker(run.place)
 
 
 def test_a_changed_series_is_refused(run):

@@ -1,0 +1,34 @@
+"""From the path or URL that a user gives to the place that is there."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from .folders import Folder
+from .places import Place
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def scheme(path: str) -> str:
+    """`"s3"` of `s3://bucket/run`; empty for a path of a file system."""
+    found = _URL.match(path)
+    return found[1].lower() if found else ""
+
+
+def place_at(path: str | os.PathLike[str]) -> Place:
+    """The folder at a path, or the part of an object store at a URL."""
+    text = os.fspath(path)
+    if not scheme(text):
+        return Folder(Path(text).absolute())
+    from .buckets import Bucket
+
+    return Bucket(text)
+
+
+def place_of(path: str) -> tuple[Place, str]:
+    """The place that a file is in, and its name there."""
+    folder, _, name = path.rstrip("/").rpartition("/")
+    return place_at(folder or "/"), name

@@ -1,0 +1,172 @@
+"""Folders of a file system as places: files are written beside their name, made durable and then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .places import Place
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class Folder(Place):
+    """A folder of a file system; made when something is first written there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._made: Path | None = None  # the uppermost folder of ours
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def zarr(self, name: str) -> Store:
+        from zarr.storage import LocalStore
+
+        return LocalStore(self.path / name)
+
+    @contextlib.contextmanager
+    def local_copy(self, name: str) -> Iterator[Path]:
+        yield self.path / name
+
+    def free_bytes(self) -> int | None:
+        return shutil.disk_usage(self._existing()).free
+
+    def blocked(self) -> str | None:
+        """Why no folder can be made or written here, in words; None where it can."""
+        existing = self._existing()
+        if not existing.is_dir():
+            return f"{existing} is a file"
+        return None if os.access(existing, os.W_OK | os.X_OK) else f"{existing} is not writable"
+
+    def _existing(self) -> Path:
+        return next(folder for folder in (self.path, *self.path.parents) if folder.exists())
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return (self.path / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _write(self, name: str, content: bytes) -> None:
+        with self._scratch(name, content) as scratch:
+            os.replace(scratch, self.path / name)
+
+    def _create(self, name: str, content: bytes) -> bool:
+        with self._scratch(name, content) as scratch:
+            try:
+                os.link(scratch, self.path / name)
+            except FileExistsError:
+                return os.stat(scratch).st_nlink > 1  # over NFS, a link that was made may be reported so
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                return self._create_in_place(name, content)
+        return True
+
+    def _create_in_place(self, name: str, content: bytes) -> bool:
+        """On a file system without hard links; a crash here leaves a torn file."""
+        try:
+            with open(self.path / name, "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except FileExistsError:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _scratch(self, name: str, content: bytes) -> Iterator[Path]:
+        """A durable file with that content beside `name`, whose folder is made durable in the end."""
+        path = self.path / name
+        self._make(path.parent)
+        scratch = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
+        try:
+            with scratch.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            yield scratch
+        finally:
+            scratch.unlink(missing_ok=True)
+        sync(path.parent)
+
+    def _make(self, folder: Path) -> None:
+        absent = [above for above in (folder, *folder.parents) if not above.exists()]
+        if absent and self.path.is_relative_to(absent[-1]):
+            self._made = self._made or absent[-1]
+        folder.mkdir(parents=True, exist_ok=True)
+        for made in absent:
+            sync(made.parent)
+
+    def version(self, name: str) -> str | None:
+        try:
+            found = (self.path / name).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return f"{found.st_mtime_ns} {found.st_size}"
+
+    def _delete(self, name: str) -> None:
+        path = self.path / name
+        path.unlink(missing_ok=True)
+        if path.parent.exists():
+            sync(path.parent)
+
+    def _size(self, name: str) -> int | None:
+        try:
+            return (self.path / name).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _names(self, folder: str) -> list[str]:
+        try:
+            return os.listdir(self.path / folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _files(self) -> list[str]:
+        found = []
+        for folder, _, files in os.walk(self.path):
+            below = Path(folder).relative_to(self.path)
+            found += [(below / file).as_posix() for file in files]
+        return found
+
+    def _make_durable(self, names: list[str]) -> None:
+        """Files first, then the folders that name them."""
+        folders = set()
+        for name in names:
+            sync(self.path / name)
+            folders.add((self.path / name).parent)
+        for folder in folders:
+            sync(folder)
+
+    def _discard(self, keep: str) -> None:
+        """The folder itself stays if it was there before: it may be a mount point."""
+        for entry in self.path.iterdir() if self.path.is_dir() else ():
+            if entry.name != keep:
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        if self._made is not None and not keep:
+            for folder in (self.path, *self.path.parents):
+                if not folder.is_relative_to(self._made):
+                    break
+                with contextlib.suppress(OSError):  # others may have put something there since
+                    folder.rmdir()
+
+
+def sync(path: Path) -> None:
+    """Wait until the file or folder at `path` is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

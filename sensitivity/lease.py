@@ -1,0 +1,240 @@
+"""One driver a run: a lease with its owner, a heartbeat and a fencing token.
+
+Each owner creates `lease/<token>.json`, of which a place lets one exist: the highest token owns the run. The owner
+rewrites its file as a heartbeat. An owner that gave the run back, whose process is known to be dead, or whose
+heartbeat has stood still for `EXPIRY_SECONDS` of the watcher's own clock, is followed by the next token; whoever
+writes looks for a higher token first (Kleppmann 2016, "How to do distributed locking"; Gray & Cheriton 1989).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+
+from pydantic import TypeAdapter, ValidationError
+
+from . import machine
+from .errors import Refused
+from .places import Place
+
+LEASE = "lease"
+BEAT_SECONDS, EXPIRY_SECONDS = 5.0, 30.0
+
+_log = logging.getLogger(__package__)
+
+
+class LeaseLost(RuntimeError):
+    """Another driver has taken the run over: this one writes no more."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds a run. since, at: seconds since 1970 when it took the run and when its heart last beat.
+
+    machine, started: with `pid` they name a process, to those on the same machine.
+    """
+
+    token: int
+    host: str
+    pid: int
+    machine: str
+    started: str
+    since: float
+    at: float
+    nonce: str
+    released: bool = False
+
+    @classmethod
+    def me(cls, token: int) -> Owner:
+        pid, now = os.getpid(), time.time()
+        started = machine.started(pid) or ""
+        return cls(token, socket.gethostname(), pid, machine.this_machine(), started, now, now, uuid.uuid4().hex)
+
+    @property
+    def is_here(self) -> bool:
+        return self.machine == machine.this_machine()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is known to own the run no more."""
+        return self.released or (self.is_here and machine.started(self.pid) != self.started)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it beat just now, by this machine's clock."""
+        return abs(time.time() - self.at) < EXPIRY_SECONDS
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since, UTC).astimezone()
+        return f"process {self.pid} on {self.host}, since {since:%Y-%m-%d %H:%M:%S %z}"
+
+
+_OWNER = TypeAdapter(Owner)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """The newest lease as it stands: owner is None where its file is torn."""
+
+    token: int
+    content: bytes
+    owner: Owner | None
+
+    @property
+    def is_over(self) -> bool:
+        return self.owner is not None and self.owner.is_over
+
+    def __str__(self) -> str:
+        return str(self.owner) if self.owner else "a process that cannot be read"
+
+
+def _newest(place: Place) -> _Held | None:
+    token = newest_token(place)
+    if not token:
+        return None
+    content = place.read(_name(token)) or b""
+    try:
+        return _Held(token, content, _OWNER.validate_json(content, strict=True))
+    except ValidationError:
+        return _Held(token, content, None)
+
+
+def newest_token(place: Place) -> int:
+    """The token of the run's owner, of now or the last one; 0 where it never had one."""
+    stems = [name.removesuffix(".json") for name in place.names(LEASE)]
+    return max((int(stem) for stem in stems if stem.isdigit()), default=0)
+
+
+def _name(token: int) -> str:
+    return f"{LEASE}/{token:08d}.json"
+
+
+def owner(place: Place) -> Owner | None:
+    """Who works at a run at this moment, as far as can be told without waiting."""
+    held = _newest(place)
+    known = held.owner if held else None
+    return known if known is not None and not known.is_over and known.is_fresh else None
+
+
+def refuse_if_owned(place: Place) -> None:
+    """Refuse a run that another driver works at, without taking it."""
+    known = owner(place)
+    if known is not None:
+        raise _owned(place, str(known))
+
+
+def require_token(place: Place, token: int) -> None:
+    """Raise `LeaseLost` if the run has been taken over since `token` was given out."""
+    newest = newest_token(place)
+    if newest != token:
+        whose = f"is another driver's now (token {newest}, ours is {token})" if newest else "has been removed"
+        raise LeaseLost(f"{place} {whose}")
+
+
+@dataclass
+class Lease:
+    """A run that is ours, until `lost`. was_dropped: the owner before us did not give it back."""
+
+    place: Place
+    owner: Owner
+    was_dropped: bool
+    lost: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def token(self) -> int:
+        return self.owner.token
+
+    @cached_property
+    def _once(self) -> Place:
+        """Nobody waits for a heart: it beats again soon."""
+        return self.place.once()
+
+    def require(self) -> None:
+        """Raise `LeaseLost` if it is not ours any more."""
+        require_token(self.place, self.token)
+
+    def beat(self) -> None:
+        """Tell others that we live; note whether we own the run still."""
+        try:
+            require_token(self._once, self.token)
+            self._write(replace(self.owner, at=time.time()))
+        except LeaseLost:
+            self.lost.set()
+        except OSError:  # those who compute meet it too, and speak of it
+            pass
+
+    def give_back(self) -> None:
+        with contextlib.suppress(OSError):
+            if not self.lost.is_set() and newest_token(self._once) == self.token:
+                self._write(replace(self.owner, at=time.time(), released=True))
+
+    def _write(self, owner: Owner) -> None:
+        self._once.write(_name(self.token), _OWNER.dump_json(owner, indent=1))
+
+
+@contextlib.contextmanager
+def owned(place: Place) -> Iterator[Lease]:
+    """Own a run for as long as the block lasts. Raises `Refused` where another driver does."""
+    lease = _acquire(place)
+    over = threading.Event()
+
+    def live() -> None:
+        while not over.wait(BEAT_SECONDS) and not lease.lost.is_set():
+            lease.beat()
+
+    heart = threading.Thread(target=live, name="heartbeat", daemon=True)
+    heart.start()
+    try:
+        yield lease
+    finally:
+        over.set()
+        heart.join()
+        lease.give_back()
+
+
+def _acquire(place: Place) -> Lease:
+    while True:
+        held = _newest(place)
+        if held is not None and not held.is_over:
+            _outwait(place, held)
+        mine = Owner.me(held.token + 1 if held else 1)
+        if place.create(_name(mine.token), _OWNER.dump_json(mine, indent=1)):
+            dropped = held is not None and not (held.owner and held.owner.released)
+            if dropped:
+                _log.warning("%s: taken over from %s, which left it", place, held)
+            return Lease(place, mine, dropped)
+
+
+def _outwait(place: Place, held: _Held) -> None:
+    """Come back once an owner's heart has stood still for long enough; refuse as soon as it beats."""
+    known = held.owner
+    if known is not None and known.is_here and (known.is_fresh or known.pid == os.getpid()):
+        raise _owned(place, str(held))
+    patience = 2 * BEAT_SECONDS if known is not None and known.is_here else EXPIRY_SECONDS  # one clock, then
+    _log.warning("%s belongs to %s: watching for %.0f s whether it lives", place, held, patience)
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        time.sleep(patience / 20)
+        now = _newest(place)
+        if now is None or now.is_over:
+            return
+        if (now.token, now.content) != (held.token, held.content):
+            raise _owned(place, str(now))
+
+
+def _owned(place: Place, who: str) -> Refused:
+    return Refused(
+        "run directory",
+        given=f"{place}, which {who} works at",
+        allowed="one driver a run",
+        remedy="let it go on (`sensitivity status` shows how far it is), or end that process first",
+    )

@@ -1,0 +1,125 @@
+"""Where a run's files are, whatever it is: a folder here, or a part of an object store elsewhere.
+
+Files are known by their names below it (`commits/00000012.json`). What is written is whole or not there at all, and
+survives a power cut once the call is back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from .patience import Arguments, Found, patiently
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
+
+UNFINISHED = (".partial", ".tmp")  # how Zarr's and our own half-written files end
+
+
+class Place(ABC):
+    """Every call is tried again while the store fails for a while; see `patiently` for what is raised then."""
+
+    patient = True
+
+    def once(self) -> Self:
+        """The same place without patience: every call is tried once."""
+        other = copy.copy(self)
+        other.patient = False
+        return other
+
+    def _try(self, act: Callable[Arguments, Found], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
+        return patiently(self, act, *args, **kwargs) if self.patient else act(*args, **kwargs)
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file, or None where there is none."""
+        return self._try(self._read, name)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put a file in its place: readers see the old one or the new one, never a part."""
+        self._try(self._write, name, content)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """The same for a file that must not be there; of several who try at once one succeeds."""
+        return self._try(self._create, name, content)
+
+    def delete(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        self._try(self._delete, name)
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file, or None where there is none."""
+        return self._try(self._size, name)
+
+    def names(self, folder: str = "") -> list[str]:
+        """What is directly in a folder: files and folders, in no order; none where there is no folder."""
+        return self._try(self._names, folder)
+
+    def files(self) -> list[str]:
+        """Every file at or below this place."""
+        return self._try(self._files)
+
+    def make_durable(self, names: Iterable[str]) -> None:
+        """Wait until files that others wrote here, Zarr for one, will survive a power cut."""
+        self._try(self._make_durable, list(names))
+
+    def discard(self, keep: str = "") -> None:
+        """Remove every file but those in folder `keep`; without `keep` also the folders that this object made."""
+        self._try(self._discard, keep)
+
+    def sweep(self) -> None:
+        """Remove what writers that were killed left half-written."""
+        for name in self.files():
+            if name.endswith(UNFINISHED):
+                self.delete(name)
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        self.write(name, json.dumps(content, indent=1).encode())
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """The object in a file, or None where it is absent, torn or something else."""
+        try:
+            content = json.loads(self.read(name) or b"")
+        except ValueError:
+            return None
+        return content if isinstance(content, dict) else None
+
+    @abstractmethod
+    def zarr(self, name: str) -> Store:
+        """The Zarr store at `name`."""
+
+    @abstractmethod
+    def local_copy(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        """A file of this machine with the content of `name`, to be read."""
+
+    @abstractmethod
+    def version(self, name: str) -> str | None:
+        """What changes with a file's content; None where there is no file. Tried once."""
+
+    @abstractmethod
+    def free_bytes(self) -> int | None:
+        """Bytes that can still be written; None where there is no limit that can be known."""
+
+    @abstractmethod
+    def _read(self, name: str) -> bytes | None: ...
+    @abstractmethod
+    def _write(self, name: str, content: bytes) -> None: ...
+    @abstractmethod
+    def _create(self, name: str, content: bytes) -> bool: ...
+    @abstractmethod
+    def _delete(self, name: str) -> None: ...
+    @abstractmethod
+    def _size(self, name: str) -> int | None: ...
+    @abstractmethod
+    def _names(self, folder: str) -> list[str]: ...
+    @abstractmethod
+    def _files(self) -> list[str]: ...
+    @abstractmethod
+    def _make_durable(self, names: list[str]) -> None: ...
+    @abstractmethod
+    def _discard(self, keep: str) -> None: ...

@@ -1,0 +1,176 @@
+"""Places: the same contract for folders and buckets, kept when the store fails for a while."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import zarr
+
+from sensitivity import patience
+from sensitivity.addresses import place_at, place_of, scheme
+from sensitivity.errors import Refused
+from sensitivity.patience import StoreFailed, patiently
+
+
+@pytest.fixture(params=["folder", "s3"])
+def home(request, tmp_path):
+    if request.param == "folder":
+        return place_at(tmp_path / "home")
+    return place_at(request.getfixturevalue("s3").home)
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    monkeypatch.setenv(patience.PATIENCE, "0.3")
+    monkeypatch.setattr(patience, "FIRST_PAUSE", 0.02)
+
+
+def test_paths_and_urls_are_told_apart(tmp_path):
+    assert scheme("s3://bucket/run") == "s3"
+    assert scheme("/data/run") == scheme("C:run") == ""
+    folder, name = place_of("s3://bucket/deep/series.zarr/")
+    assert (str(folder), name) == ("s3://bucket/deep", "series.zarr")
+    folder, name = place_of(str(tmp_path / "x.csv"))
+    assert (str(folder), name) == (str(tmp_path), "x.csv")
+    with pytest.raises(Refused, match="s3://"):
+        place_at("ftp://host/run")
+
+
+def test_files_are_written_read_listed_and_removed(home):
+    assert home.read("a/b.json") is home.size("a/b.json") is home.version("a/b.json") is None
+    assert home.names() == home.names("a") == home.files() == []
+    home.write("a/b.json", b"first")
+    before = home.version("a/b.json")
+    home.write("a/b.json", b"other")
+    home.write("c", b"")
+    assert home.version("a/b.json") != before
+    assert (home.read("a/b.json"), home.size("a/b.json"), home.read("c")) == (b"other", 5, b"")
+    assert (sorted(home.names()), home.names("a"), sorted(home.files())) == (["a", "c"], ["b.json"], ["a/b.json", "c"])
+    with home.local_copy("a/b.json") as copy:
+        assert copy.read_bytes() == b"other"
+    home.delete("c")
+    home.delete("c")
+    assert home.files() == ["a/b.json"]
+
+
+def test_a_file_is_created_once(home):
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda i: home.create("lease/1", f"owner {i}".encode()), range(8)))
+    assert sum(won) == 1
+    assert home.read("lease/1") == f"owner {won.index(True)}".encode()
+    assert home.names("lease") == ["1"]
+
+
+def test_json_that_is_torn_or_something_else_is_none(home):
+    home.write_json("x.json", {"a": 1})
+    assert home.read_json("x.json") == {"a": 1}
+    for content in (b"", b'{"a": ', b"[1]", b"\xff\xfe"):
+        home.write("x.json", content)
+        assert home.read_json("x.json") is None
+
+
+def test_discarding_keeps_what_is_to_be_kept(home):
+    for name in ("a", "b/c", "lease/1"):
+        home.write(name, b"x")
+    home.discard(keep="lease")
+    assert home.files() == ["lease/1"]
+    home.discard()
+    assert home.files() == []
+
+
+def test_a_folder_removes_the_folders_it_made_and_no_others(tmp_path):
+    (tmp_path / "there").mkdir()
+    for path, gone in (("there/deep/run", "there/deep"), ("there", "nothing")):
+        home = place_at(tmp_path / path)
+        home.write("lease/1", b"x")
+        home.discard()
+        assert not (tmp_path / gone).exists()
+    assert list(tmp_path.iterdir()) == [tmp_path / "there"]
+    assert not list((tmp_path / "there").iterdir())
+
+
+def test_a_place_travels_and_holds_zarr_stores(home):
+    home = pickle.loads(pickle.dumps(home))
+    array = zarr.create_array(home.zarr("x.zarr"), shape=(4,), chunks=(2,), dtype="f4")
+    array[:] = np.arange(4)
+    assert zarr.open_array(home.zarr("x.zarr"), mode="r")[:].tolist() == [0, 1, 2, 3]
+    home.make_durable(home.files())
+    assert "x.zarr/c/0" in home.files()
+
+
+def test_what_killed_writers_left_is_swept(tmp_path):
+    home = place_at(tmp_path)
+    home.write("results.zarr/c.0", b"x")
+    for name in ("results.zarr/c.uuid.partial", "commits/.00000001.json.host.1.tmp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+    home.sweep()
+    assert home.files() == ["results.zarr/c.0"]
+
+
+def test_a_file_system_without_links_creates_too(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    home = place_at(tmp_path)
+    assert [home.create("x", b"one"), home.create("x", b"two")] == [True, False]
+    assert (home.read("x"), home.names()) == (b"one", ["x"])
+
+
+def test_a_store_that_fails_for_a_while_is_tried_again(hurried, caplog):
+    left = iter([OSError(errno.ENOSPC, "No space left on device")] * 2)
+
+    def act() -> str:
+        for error in left:
+            raise error
+        return "done"
+
+    assert patiently("the store", act) == "done"
+    assert "No space left on device" in caplog.text
+
+
+def test_a_store_that_goes_on_failing_is_given_up_in_words(hurried):
+    def act() -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with pytest.raises(StoreFailed, match="the store has failed for .* Read-only file system"):
+        patiently("the store", act)
+
+
+def test_what_cannot_change_is_not_tried_again(hurried):
+    calls = itertools.count()
+
+    def act() -> None:
+        next(calls)
+        raise FileNotFoundError("gone")
+
+    with pytest.raises(FileNotFoundError):
+        patiently("the store", act)
+    assert next(calls) == 1
+
+
+@pytest.mark.parametrize("what", ["500", "torn", "lost"])
+def test_an_object_store_with_faults_keeps_the_contract(s3, what):
+    """Of the first three puts every one fails: the answer, the body, or the answer to what was done."""
+    home = place_at(s3.home)
+    left = iter([what] * 3)
+    with s3.failing(lambda method, path: next(left, None) if method == "PUT" else None):
+        home.write("a", b"content")
+    assert home.read("a") == b"content"
+    left = iter([what] * 3)
+    with s3.failing(lambda method, path: next(left, None) if method == "PUT" else None):
+        assert home.create("b", b"content")
+    assert home.read("b") == b"content"
+    assert not home.create("b", b"another")
+
+
+def test_an_object_store_that_is_down_is_said_so(s3, hurried):
+    with s3.failing(lambda method, path: "500"), pytest.raises(StoreFailed, match="500"):
+        place_at(s3.home).read("a")
