@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -137,33 +136,11 @@ def status(run: str) -> None:
 @errors_explained
 def verify(run: str, repair: bool) -> None:
     """Re-read every committed chunk of RUN against its checksum; exit status 1 where one is damaged."""
-    from sensitivity.commits import forget, read_commits
-    from sensitivity.commits import verify as verify_chunks
-    from sensitivity.progress import progress
     from sensitivity.store import Run
 
-    from .status import INCOMPLETE
+    from .verify import verify_run
 
-    opened = Run.open(run)
-    records = read_commits(opened, with_chunks=False).values()
-    chunks, damaged, started = 0, [], time.time()
-    with progress(sum(len(record.chunks) for record in records), 0, "chunks") as advance:
-        for record, damages in verify_chunks(opened, records):
-            damaged += damages
-            chunks += len(record.chunks)
-            advance(len(record.chunks), started)
-    for damage in damaged:
-        click.echo(f"shard {damage.shard}: {damage.chunk}: {damage.what}")
-    if damaged:
-        if repair:
-            for shard in {damage.shard for damage in damaged}:
-                forget(opened, shard)
-        first = "" if repair else f"sensitivity verify --repair {run}, then "
-        click.echo(f"to compute them again:  {first}sensitivity resume {run}", err=True)
-        sys.exit(INCOMPLETE)
-    click.echo(
-        f"{len(records):,} of {opened.layout.shard_count:,} shards committed, {chunks:,} chunks, all as committed"
-    )
+    sys.exit(verify_run(Run.open(run), repair=repair))
 
 
 @main.command()

@@ -61,17 +61,16 @@ class Summary:
 
 
 def run_job(job: Job, how: How) -> Summary:
-    """Run a job, or what is missing of it. Raises `Refused` before anything is written."""
+    """Run a job, or what is missing of it. Raises `Refused` before any work; nothing but a run is left behind."""
     stop = Stop(how.grace)
-    with stop.listening(), _resources(how) as resources:
+    with stop.listening(), _resources(how) as resources, owning(place_at(job.run.path)) as lease:
         prepared = prepare(job, resources, gpu=how.serial)
         if resources is not None:
             from .ray_runner import require_a_node
 
             require_a_node(prepared.plan.workers, job.run.memory_bytes)
-        with owning(place_at(job.run.path)) as lease:
-            run = prepared.open_or_create(lease.place)
-            return _finish(run, lease, prepared.plan.choice, prepared.plan.workers, how, stop)
+        run = prepared.open_or_create(lease.place)
+        return _finish(run, lease, prepared.plan.choice, prepared.plan.workers, how, stop)
 
 
 def resume(path: Path | str, how: How) -> Summary:
@@ -137,7 +136,7 @@ class _Tally:
 
 
 def _finish(run: Run, lease: Lease, choice: Choice, workers: Workers, how: How, stop: Stop) -> Summary:
-    done = {record.shard: record.stop - record.start for record in each_commit(run, say=say)}
+    done = {record.shard: record.stop - record.start for record in each_commit(run, say)}
     failures = {shard: failure for shard, failure in read_failures(run).items() if shard not in done}
     left = {} if how.retry_failed else {i: failure for i, failure in failures.items() if failure.given_up}
     todo = missing(run, {*done, *left})

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from sensitivity.addresses import place_at
 from sensitivity.errors import Refused
 from sensitivity.job import Job, SensitivitySection
-from sensitivity.lease import refuse_if_owned
 from sensitivity.places import Place
 from sensitivity.plan import (
     Layout,
@@ -72,7 +71,6 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) 
     """
     home = place_at(job.run.path)
     resume = home.size(JOB) is not None
-    refuse_if_owned(home)
     if not resume:
         require_free(home)
     found = survey(job.series)

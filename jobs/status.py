@@ -29,16 +29,19 @@ def conclude(summary: Summary) -> int:
     if summary.complete:
         print(f"{place}/{RESULTS}")
         return DONE
-    why = f"stopped ({summary.stopped})" if summary.stopped else f"ended with {len(summary.failed)} failed shards"
+    why = f"ended with {len(summary.failed)} failed shards"
+    if summary.stopped is not None:
+        why = "stopped"
+        say(summary.stopped)
     say(f"{why}: {summary.done:,} of {summary.shards:,} shards are committed")
     only_failed = summary.done + len(summary.failed) == summary.shards
-    say(f"to go on:  {_resume(place, retry_failed=only_failed)}")
+    say(f"to go on:  {resume_command(place, retry_failed=only_failed)}")
     return INCOMPLETE
 
 
-def _resume(place: object, *, retry_failed: bool) -> str:
+def resume_command(place: object, *, retry_failed: bool = False) -> str:
     """The command that goes on, as a shell takes it."""
-    return f"sensitivity resume {'--retry-failed ' if retry_failed else ''}{shlex.quote(str(place))}"
+    return f"sensitivity resume {shlex.quote(str(place))}{' --retry-failed' if retry_failed else ''}"
 
 
 def _not_finite(by_shard: dict[int, int]) -> list[str]:
@@ -49,7 +52,7 @@ def _not_finite(by_shard: dict[int, int]) -> list[str]:
 
 def report(run: Run) -> str:
     odd: list[str] = []
-    commits = {record.shard: record for record in each_commit(run, say=odd.append)}
+    commits = {record.shard: record for record in each_commit(run, odd.append)}
     failures = {i: failure for i, failure in read_failures(run).items() if i not in commits}
     given_up = sum(failure.given_up for failure in failures.values())
     layout = run.layout
@@ -68,7 +71,7 @@ def report(run: Run) -> str:
     if len(failures) > SHOWN:
         lines.append(("", f"and {len(failures) - SHOWN:,} more, in {run.place}/failures"))
     if len(commits) < layout.shard_count:
-        lines.append(("to go on", _resume(run.place, retry_failed=not waiting)))
+        lines.append(("to go on", resume_command(run.place, retry_failed=not waiting)))
     return "\n".join(f"{name:10} {value}" for name, value in lines)
 
 

@@ -1,4 +1,4 @@
-"""Shards written, committed, listed and verified.
+"""Shards written, committed and listed.
 
 A shard is done when, and only when, its commit record exists and agrees with the run. The order is what makes
 that true: chunks written, chunks on the disk, record created whole, record on the disk. Of two records of a shard the
@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import zarr
 from pydantic import TypeAdapter, ValidationError
 from zarr.core.buffer import Buffer
 from zarr.storage import WrapperStore
 
+from .checksums import SEAL, checksum, seal
 from .patience import StoreFailed, patiently
 from .plan import Shard
 from .store import COMMITS, FAILURES, RESULTS, Run
@@ -142,11 +142,6 @@ def chunk_keys(run: Run, shard: Shard) -> Iterator[str]:
     yield f"prediction/c.{shard.index}.0.0"
 
 
-def checksum(content: bytes) -> str:
-    """CRC-32C (RFC 3720, appendix B.4) of bytes, as hexadecimal."""
-    return f"{google_crc32c.value(content):08x}"
-
-
 def chunk_checksum(chunk: bytes) -> str | None:
     """The CRC-32C that a chunk ends with (little endian, as Zarr's codec writes it), or None where it is not that of
     the bytes before.
@@ -178,31 +173,47 @@ def record_failure(run: Run, failure: Failure) -> None:
     run.place.write(_name(FAILURES, failure.shard), _FAILURE.dump_json(failure, indent=1))
 
 
-def read_commit(run: Run, shard: Shard, *, with_chunks: bool = True) -> Commit | None:
-    """The shard's commit record, or None where there is none that agrees with the run.
-
-    with_chunks: nor where one of its chunks is gone; `verify` wants to hear of those.
-    """
-    found = _commit(run, shard, with_chunks=with_chunks)
+def read_commit(run: Run, shard: Shard) -> Commit | None:
+    """The shard's commit record, or None where there is none that agrees with the run and its chunks."""
+    found = _record(run, shard, with_chunks=True)
     return found if isinstance(found, Commit) else None
 
 
-def each_commit(run: Run, *, with_chunks: bool = True, say: Callable[[str], None] | None = None) -> Iterator[Commit]:
-    """Every valid commit record, in order. One listing, and one small file read a shard that is done.
+@dataclass(frozen=True)
+class Odd:
+    """A commit record that does not count, and why."""
 
-    say: hears of records that are there and do not count.
+    shard: int
+    file: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"shard {self.shard} counts as missing: {self.file}: {self.why}"
+
+
+def each_record(run: Run, *, with_chunks: bool = True) -> Iterator[Commit | Odd]:
+    """Every commit record, in order. One listing, and one small file read a shard that is done.
+
+    with_chunks: a record of which a chunk is gone does not count.
     """
     for index in _listed(run, COMMITS):
-        found = _commit(run, run.layout.shard(index), with_chunks=with_chunks)
-        if isinstance(found, Commit):
+        found = _record(run, run.layout.shard(index), with_chunks=with_chunks)
+        if found is not None:
             yield found
-        elif found and say:
-            say(f"shard {index} counts as missing: {found}")
 
 
-def read_commits(run: Run, *, with_chunks: bool = True) -> dict[int, Commit]:
-    """Every valid commit record by shard."""
-    return {record.shard: record for record in each_commit(run, with_chunks=with_chunks)}
+def each_commit(run: Run, say: Callable[[str], None] | None = None) -> Iterator[Commit]:
+    """Every commit record that counts, in order. say: hears of the others."""
+    for record in each_record(run):
+        if isinstance(record, Commit):
+            yield record
+        elif say is not None:
+            say(str(record))
+
+
+def read_commits(run: Run) -> dict[int, Commit]:
+    """Every commit record that counts, by shard."""
+    return {record.shard: record for record in each_commit(run)}
 
 
 def read_failures(run: Run) -> dict[int, Failure]:
@@ -221,44 +232,42 @@ def missing(run: Run, done: Iterable[int]) -> list[Shard]:
     return [shard for shard in run.layout.shards() if shard.index not in committed]
 
 
-def _commit(run: Run, shard: Shard, *, with_chunks: bool) -> Commit | str:
-    """The shard's commit record, else why there is none that counts: empty where there is none at all."""
-    content = run.place.read(_name(COMMITS, shard.index))
+def _record(run: Run, shard: Shard, *, with_chunks: bool) -> Commit | Odd | None:
+    file = _name(COMMITS, shard.index)
+    content = run.place.read(file)
     if content is None:
-        return ""
+        return None
     record = _opened(content)
-    if record is None:
-        return "its commit record is torn" if content else "its commit record is empty"
+    why = _disagreement(run, shard, record) if record else "the record is torn" if content else "the record is empty"
+    if record and with_chunks and not why:
+        gone = next((key for key in record.chunks if run.place.size(f"{RESULTS}/{key}") is None), None)
+        why = f"its chunk {gone} is gone" if gone else ""
+    return record if record and not why else Odd(shard.index, file, why)
+
+
+def _disagreement(run: Run, shard: Shard, record: Commit) -> str:
     if record.job != run.fingerprint:
-        return "its commit record is another job's"
+        return "the record is another job's"
     bounds = (record.shard, record.start, record.stop)
     if bounds != (shard.index, shard.start, shard.stop) or set(record.chunks) != set(chunk_keys(run, shard)):
-        return "its commit record is another shard's"
-    gone = with_chunks and next((key for key in record.chunks if run.place.size(f"{RESULTS}/{key}") is None), None)
-    return f"its chunk {gone} is gone" if gone else record
-
-
-_SEAL = "crc32c"
+        return "the record is another shard's"
+    return ""
 
 
 def _sealed(record: Commit) -> bytes:
     """A commit record as JSON, with a checksum of its own."""
     content = asdict(record)
-    return json.dumps({**content, _SEAL: _seal(content)}, indent=1).encode()
+    return json.dumps({**content, SEAL: seal(content)}, indent=1).encode()
 
 
 def _opened(content: bytes) -> Commit | None:
     """The record, or None where it is torn, changed or of another kind."""
     try:
         fields = json.loads(content)
-        seal = fields.pop(_SEAL)
-        return _COMMIT.validate_json(content, strict=True) if seal == _seal(fields) else None
+        is_whole = fields[SEAL] == seal(fields)
+        return _COMMIT.validate_json(content, strict=True) if is_whole else None
     except (ValueError, KeyError, TypeError, AttributeError):  # pydantic's ValidationError is a ValueError
         return None
-
-
-def _seal(fields: dict[str, Any]) -> str:
-    return checksum(json.dumps(fields, sort_keys=True).encode())
 
 
 def _read_failure(run: Run, index: int) -> Failure | None:
@@ -275,36 +284,3 @@ def _name(folder: str, index: int) -> str:
 def _listed(run: Run, folder: str) -> list[int]:
     names = [name.removesuffix(".json") for name in run.place.names(folder) if name.endswith(".json")]
     return sorted(int(name) for name in names if name.isdigit() and int(name) < run.layout.shard_count)
-
-
-# ---- verification ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Damage:
-    """A committed chunk that is not what was committed."""
-
-    shard: int
-    chunk: str
-    what: str
-
-
-def verify(run: Run, records: Iterable[Commit]) -> Iterator[tuple[Commit, list[Damage]]]:
-    """Re-read every committed chunk against its checksum, shard by shard."""
-    for record in records:
-        yield record, [damage for key in record.chunks if (damage := _inspect(run, record, key)) is not None]
-
-
-def _inspect(run: Run, record: Commit, key: str) -> Damage | None:
-    try:
-        content = run.place.read(f"{RESULTS}/{key}")
-    except OSError as error:
-        return Damage(record.shard, key, f"the chunk cannot be read: {error}")
-    if content is None:
-        return Damage(record.shard, key, "the chunk is missing")
-    found = chunk_checksum(content)
-    if found is None:
-        return Damage(record.shard, key, "the chunk is not what its CRC-32C says")
-    if found != record.chunks[key]:
-        return Damage(record.shard, key, f"another chunk is in its place: CRC-32C {found}, not {record.chunks[key]}")
-    return None

@@ -125,13 +125,6 @@ def owner(place: Place) -> Owner | None:
     return known if known is not None and not known.is_over and known.is_fresh else None
 
 
-def refuse_if_owned(place: Place) -> None:
-    """Refuse a run that another driver works at, without taking it."""
-    known = owner(place)
-    if known is not None:
-        raise _owned(place, str(known))
-
-
 def require_token(place: Place, token: int) -> None:
     """Raise `LeaseLost` if the run has been taken over since `token` was given out."""
     newest = newest_token(place)

@@ -189,6 +189,7 @@ def ingest(section: SeriesSection, survey: Survey, store: Store) -> None:
     """Copy the surveyed series into a Zarr store: `series` `(time, feature)` float64, and its labels."""
     import xarray as xr
     import zarr
+    from zarr.codecs import Crc32cCodec, ZstdCodec
 
     labels = {
         INGESTED_TIME: (INGESTED_TIME, survey.axis.at(np.arange(survey.steps))),
@@ -201,6 +202,7 @@ def ingest(section: SeriesSection, survey: Survey, store: Store) -> None:
         chunks=(min(survey.steps, INGESTED_STEPS), len(survey.features)),
         dtype="float64",
         fill_value=np.nan,
+        compressors=(ZstdCodec(), Crc32cCodec()),
         dimension_names=(INGESTED_TIME, "feature"),
     )
     start = 0

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .addresses import place_at, place_of
+from .checksums import SEAL, checksum, seal
 from .choices import TUNING, purpose, remember, remembered
 from .errors import Refused
 from .folders import Folder
@@ -38,7 +39,7 @@ RESULTS, COMMITS, FAILURES, JOB = "results.zarr", "commits", "failures", "job.js
 MODEL, WEIGHTS, SERIES = "model.keras", "model.weights.h5", "series.zarr"
 _KEYS = {
     *("job", "identity", "fingerprints", "versions", "survey", "model", "layout", "skipped", "ingested", "choice"),
-    *("model_file", "audit"),
+    *("model_file", "audit", "files"),
 }
 _LIBRARIES = ("sensitivity-jobs", "tensorflow", "keras", "numpy", "zarr", "xarray", "ray")
 
@@ -203,8 +204,10 @@ def require_free(home: Place) -> None:
 def owning(home: Place) -> Iterator[Lease]:
     """Own the run at a place, or the place for a new one, of which nothing is left if it does not come to be.
 
-    Raises `Refused` where another driver owns it.
+    Raises `Refused` where another driver owns it, or where no run can be.
     """
+    if home.size(JOB) is None:
+        require_free(home)
     with owned(home) as lease:
         try:
             yield lease
@@ -265,8 +268,10 @@ def _fill(
         "choice": plan.choice.to_json(),
         "audit": audit.to_json(),
     }
-    home.make_durable(home.files())
-    home.write_json(JOB, content)
+    names = sorted(name for name in home.files() if name != TUNING and not name.startswith(f"{LEASE}/"))
+    home.make_durable(names)
+    content["files"] = {name: checksum(home.read(name) or b"") for name in names}
+    home.write_json(JOB, {**content, SEAL: seal(content)})
 
 
 def _keep_model(home: Place, job: Job, model: keras.Model) -> str:

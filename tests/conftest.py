@@ -7,6 +7,7 @@ import re
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("SENSITIVITY_PATIENCE", "3")  # seconds with a store that fails
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would starve its workers beside the other tests
 
 from collections.abc import Callable
@@ -38,10 +39,14 @@ def hasty():
 
 
 @pytest.fixture(scope="session")
-def ray_session():
-    """A local Ray with two logical GPUs that every test shares; runs started meanwhile use it and leave it open."""
+def ray_session(s3_server):
+    """A local Ray with two logical GPUs that every test shares; runs started meanwhile use it and leave it open.
+
+    Its workers know the S3 server.
+    """
     import ray
 
+    os.environ.update(s3_server.environment)
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
     ray.init(address="local", num_cpus=2, num_gpus=2, **quiet)
     yield
@@ -111,6 +116,10 @@ def cut(values: np.ndarray, length: int, stride: int = 1) -> np.ndarray:
 
 @pytest.fixture
 def write_job(tmp_path: Path) -> Callable[..., Path]:
+    return job_writer(tmp_path)
+
+
+def job_writer(tmp_path: Path) -> Callable[..., Path]:
     """Write a job file with a small dense model and a CSV, or what is given instead; returns the job file's path."""
 
     def write(model: Any = None, series: Any = None, text: str = "", **sections: dict[str, Any]) -> Path:

@@ -157,7 +157,7 @@ def test_damage_is_found_and_an_incomplete_run_says_so(finished):
     (finished / "results.zarr" / "jacobian" / "c.2.0.0.0.0").write_bytes(b"damage")
     result = call("verify", finished)
     assert result.exit_code == 1
-    assert result.stdout.startswith("shard 2: jacobian/c.2.0.0.0.0: ")
+    assert result.stdout.startswith("shard 2: results.zarr/jacobian/c.2.0.0.0.0: ")
     assert "sensitivity verify --repair" in result.stderr
     damaged = call("query", finished, "importance")
     assert damaged.exit_code == 2
@@ -191,11 +191,18 @@ def test_a_failed_shard_ends_in_exit_one_and_shows_in_status(finished, monkeypat
     assert result.exit_code == 1
     assert "shard 1 (windows 10–19), 3 attempts on" in result.stderr
     assert "RuntimeError: no such weather" in result.stderr
-    assert f"sensitivity resume {finished}" in result.stderr
+    assert f"sensitivity resume {finished} --retry-failed" in result.stderr
     assert result.stdout == ""
     status = call("status", finished).stdout
     assert "5 done, 1 failed, 0 missing" in status
     assert "no such weather" in status
+    again = call("resume", finished, "--serial")
+    assert again.exit_code == 1
+    assert "0 to compute, 1 given up earlier" in again.stderr
+    monkeypatch.undo()
+    assert call("resume", finished, "--serial", "--retry-failed").exit_code == 0
+    assert json.loads((finished / "commits" / "00000001.json").read_text())["attempt"] == 4
+    assert not list((finished / "failures").iterdir())
 
 
 def test_projected_memory_covers_the_real_peak(write_job):
@@ -215,9 +222,9 @@ def test_projected_memory_covers_the_real_peak(write_job):
 
 
 def test_what_is_unexpected_is_one_line_unless_asked_for_more(finished, monkeypatch):
-    from sensitivity import commits
+    from sensitivity import integrity
 
-    monkeypatch.setattr(commits, "read_commits", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(integrity, "inspect", lambda *_, **__: 1 / 0)
     result = call("verify", finished)
     assert result.exit_code == 1
     assert "sensitivity: ZeroDivisionError: division by zero" in result.stderr

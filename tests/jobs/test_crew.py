@@ -8,13 +8,14 @@ import ray
 from jobs import ray_runner
 from jobs.prepare import prepare
 from jobs.resources import Resources
+from jobs.stopping import Stop
 from sensitivity.errors import Refused
 from sensitivity.job import Job
 from sensitivity.plan import Workers
 
 
 def test_of_workers_that_die_together_one_counts():
-    crew = ray_runner._Crew(None, None, Workers(4, 1, 0, 10**9))
+    crew = ray_runner._Crew(None, None, Workers(4, 1, 0, 10**9), None, Stop())
     first, second = ([ray_runner._Seat("", None, None, halvings) for _ in range(4)] for halvings in (0, 1))
     halvings = []
     for seat in [*first, *second]:

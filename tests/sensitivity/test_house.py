@@ -15,6 +15,7 @@ CHAIN = [
     *(
         "errors",
         "machine",
+        "checksums",
         "patience",
         "places",
         "folders",
@@ -32,7 +33,7 @@ CHAIN = [
     ),
     *("heads", "walks", "cells", "calls", "fitness", "recurrence", "model", "setting", "plan", "choices"),
     *("device", "meter", "products", "kernels", "candidates", "engine", "tuning", "audit", "template", "store"),
-    *("commits", "worker", "kept", "api", "query", "plots"),
+    *("commits", "integrity", "worker", "kept", "api", "query", "plots"),
 ]
 
 

@@ -27,7 +27,6 @@ from sensitivity.commits import (
     read_commits,
     read_failures,
     record_failure,
-    verify,
 )
 from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
@@ -226,36 +225,6 @@ def test_foreign_files_among_the_records_do_no_harm(run):
     for name in ("notes.txt", "x.json", "99999999.json", ".00000001.json.12.tmp"):
         (run.place.path / "commits" / name).write_text("{}")
     assert read_commits(run) == {}
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("damage", "what"),
-    [
-        (flip, "CRC-32C"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "CRC-32C"),
-        (lambda path: path.unlink(), "missing"),
-        (lambda path: path.write_bytes(path.with_name("c.1.0.0.0.0").read_bytes()), "another chunk"),
-        (lambda path: path.write_bytes(b""), "CRC-32C"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])), "CRC-32C"),
-    ],
-    ids=["flipped", "truncated", "missing", "swapped", "empty", "flipped at the end"],
-)
-def test_verify_finds_damage_and_names_the_shard(run, damage, what):
-    worker = Worker(run.place)
-    for index in (0, 1):
-        worker.compute(run.layout.shard(index))
-    records = read_commits(run).values()
-    assert not any(found for _, found in verify(run, records))
-    damage(run.place.path / "results.zarr" / "jacobian" / "c.0.0.0.0.0")
-    found = [one for _, damages in verify(run, records) for one in damages]
-    assert [(one.shard, one.chunk) for one in found] == [(0, "jacobian/c.0.0.0.0.0")]
-    assert what in found[0].what
 
 
 def test_failures_are_kept_until_the_shard_is_committed(run):

@@ -1,0 +1,247 @@
+"""What a run meets on the way: it is asked to stop, a second driver comes, the disk is full, the store fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import xarray as xr
+from click.testing import CliRunner, Result
+
+import sensitivity
+from jobs.cli import main
+from jobs.driver import How, resume, run_job
+from sensitivity.addresses import place_at
+from sensitivity.commits import read_commits
+from sensitivity.folders import Folder
+from sensitivity.integrity import inspect
+from sensitivity.job import Job
+from sensitivity.store import Run, owning
+from tests.conftest import frame
+from tests.jobs.test_runners import PATIENCE, contents, rerouted, start
+
+RUNNERS = pytest.mark.parametrize("how", [How(serial=True), How()], ids=["serial", "ray"])
+KNOBS = {"kernel": "gradient", "windows_per_call": 2}  # timed, another might be taken, that rounds otherwise
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def small_job(write_job, **run) -> Path:
+    """20 shards of 50 windows."""
+    return write_job(series=frame(1005), sensitivity=KNOBS, run={"shard_windows": 50, **run})
+
+
+@contextmanager
+def meanwhile(act: Callable[[], object], home: Folder, commits: int) -> Iterator[None]:
+    """Do something once so many shards are committed."""
+
+    def watch() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while len(home.names("commits")) < commits and time.monotonic() < deadline:
+            time.sleep(0.002)
+        act()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    yield
+    watcher.join()
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture
+def undisturbed(write_job, tmp_path) -> dict[str, bytes]:
+    """What the store of `small_job` holds when nothing happens."""
+    assert run_job(Job.load(rerouted(small_job(write_job), "undisturbed")), How(serial=True)).complete
+    return contents(tmp_path / "undisturbed")
+
+
+@RUNNERS
+def test_sigterm_lets_shards_in_hand_finish(write_job, ray_session, undisturbed, tmp_path, how):
+    with meanwhile(terminate, Folder(tmp_path / "run"), 2):
+        summary = run_job(Job.load(small_job(write_job)), how)
+    assert "shards in hand are finished" in summary.stopped
+    assert 2 <= summary.done < 20
+    assert summary.done == len(list((tmp_path / "run" / "commits").iterdir()))
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert resume(tmp_path / "run", how).complete
+    assert contents(tmp_path / "run") == undisturbed
+
+
+def test_shards_that_are_not_finished_in_time_are_abandoned(write_job, undisturbed, tmp_path, monkeypatch):
+    from sensitivity.worker import Worker
+
+    compute = Worker.compute
+    monkeypatch.setattr(Worker, "compute", lambda *given: (time.sleep(0.3), compute(*given))[1])
+    with meanwhile(terminate, Folder(tmp_path / "run"), 2):
+        summary = run_job(Job.load(small_job(write_job)), How(serial=True, grace=0.05))
+    assert summary.stopped == "the time to finish is over"
+    assert summary.done == 2
+    monkeypatch.undo()
+    assert resume(tmp_path / "run", How(serial=True)).already == 2
+    assert contents(tmp_path / "run") == undisturbed
+
+
+def test_sigterm_before_there_is_a_run_leaves_nothing(write_job, tmp_path, monkeypatch):
+    from jobs import driver
+
+    monkeypatch.setattr(driver, "prepare", lambda *_, **__: (terminate(), time.sleep(5)))
+    with pytest.raises(KeyboardInterrupt):
+        run_job(Job.load(small_job(write_job)), How(serial=True))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_driver_is_refused_and_told_by_whom(write_job, tmp_path):
+    file = small_job(write_job)
+    with owning(place_at(tmp_path / "run")):
+        for arguments in (("run", file, "--serial"), ("resume", tmp_path / "run")):
+            found = call(*arguments)
+            assert found.exit_code == 2
+            assert (f"process {os.getpid()} on " in found.stderr) == (arguments[0] == "run")
+    assert not (tmp_path / "run").exists()
+    assert call("run", file, "--serial").exit_code == 0
+    with owning(place_at(tmp_path / "run")):
+        for arguments in (
+            ("run", file, "--serial"),
+            ("resume", tmp_path / "run"),
+            ("verify", "--repair", tmp_path / "run"),
+        ):
+            found = call(*arguments)
+            assert found.exit_code == 2
+            assert f"process {os.getpid()} on " in found.stderr
+        assert f"process {os.getpid()} on " in call("status", tmp_path / "run").stdout
+        assert call("verify", tmp_path / "run").exit_code == 0
+
+
+def test_of_two_drivers_that_start_together_one_runs(write_job, tmp_path):
+    small_job(write_job)
+    drivers = [start("run", "job.toml", "--serial", cwd=tmp_path) for _ in range(2)]
+    ended = sorted((driver.communicate(timeout=PATIENCE), driver.returncode)[::-1] for driver in drivers)
+    assert [status for status, _ in ended] == [0, 2]
+    assert "one driver a run" in ended[1][1][1]
+    assert len(read_commits(Run.open(tmp_path / "run"))) == 20
+
+
+def test_a_driver_that_lost_its_run_commits_nothing_more(write_job, tmp_path, monkeypatch):
+    from sensitivity import lease
+
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.1)
+    home = Folder(tmp_path / "run")
+
+    def take_over() -> None:
+        home.write("lease/00000002.json", b"{}")
+
+    with meanwhile(take_over, home, 3):
+        summary = run_job(Job.load(small_job(write_job)), How(serial=True))
+    assert "another driver's" in summary.stopped
+    assert 3 <= summary.done < 20
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MB; without the right to mount one, folders that say to be full beyond a megabyte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"this user may not mount a file system: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@RUNNERS
+def test_a_full_disk_stops_the_run_and_resume_completes_it(write_job, ray_session, undisturbed, small_disk, how):
+    run = small_disk / "run"
+    file = small_job(write_job, path=str(run))
+    (small_disk / "ballast").write_bytes(bytes(200_000))
+    with meanwhile(lambda: fill(small_disk), Folder(run), 3):
+        summary = run_job(Job.load(file), how)
+    assert "No space left on device" in summary.stopped
+    assert 3 <= summary.done < 20
+    assert not (run / "failures").exists()
+    assert not any(part.damages for part in inspect(Run.open(run)))
+    (small_disk / "ballast").unlink()
+    assert resume(run, how).already == summary.done
+    assert contents(run) == undisturbed
+
+
+def fill(disk: Path) -> None:
+    try:
+        with (disk / "ballast").open("ab") as file:
+            while True:
+                file.write(bytes(4096))
+                file.flush()
+    except OSError:
+        pass
+
+
+@RUNNERS
+def test_series_model_and_run_on_an_object_store(write_job, ray_session, undisturbed, s3, tmp_path, how):
+    """With faults among its answers, and a driver that was killed."""
+    file = on_s3(small_job(write_job), tmp_path, s3.home)
+    faults = iter(["500", None, "torn", None, None, "lost"] * 40)
+    with s3.failing(lambda method, path: next(faults, None) if method == "PUT" and "/c" in path else None):
+        summary = run_job(Job.load(file), how)
+    assert summary.complete
+    run = Run.open(f"{s3.home}/run")
+    assert not any(part.damages for part in inspect(run))
+    copy = tmp_path / "copy"
+    for name in run.place.files():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(run.place.read(name))
+    assert contents(copy) == undisturbed
+    dataset = sensitivity.open_run(f"{s3.home}/run")
+    xr.testing.assert_identical(
+        dataset.load().drop_attrs(), sensitivity.open_run(tmp_path / "undisturbed").load().drop_attrs()
+    )
+
+
+def on_s3(file: Path, folder: Path, home: str) -> Path:
+    """The same job with everything in a bucket."""
+    bucket, text = place_at(home), file.read_text()
+    for name in ("model.keras", "series.csv"):
+        bucket.write(name, (folder / name).read_bytes())
+        text = text.replace(f'"{name}"', f'"{home}/{name}"')
+    file.write_text(text.replace('path = "run"', f'path = "{home}/run"'))
+    shutil.copy(file, folder / "s3.toml")
+    return folder / "s3.toml"
+
+
+def test_an_object_store_that_fails_for_long_stops_the_run(write_job, undisturbed, s3, tmp_path):
+    file = on_s3(small_job(write_job), tmp_path, s3.home)
+    down = threading.Event()
+    with s3.failing(lambda method, path: "500" if down.is_set() and method == "PUT" else None):
+        with meanwhile(down.set, place_at(f"{s3.home}/run"), 3):
+            found = call("run", file, "--serial")
+        assert found.exit_code == 1
+        assert "500" in found.stderr
+        assert "Traceback" not in found.stderr
+    assert f"sensitivity resume {s3.home}/run" in found.stderr
+    assert "missing" in call("status", f"{s3.home}/run").stdout
+    assert call("resume", f"{s3.home}/run", "--serial").exit_code == 0
+    assert call("verify", f"{s3.home}/run").exit_code == 0
+
+
+def test_a_store_that_cannot_be_reached_is_refused_at_once(write_job, tmp_path, monkeypatch, s3):
+    file = on_s3(small_job(write_job), tmp_path, s3.home)
+    with s3.failing(lambda method, path: "500"):
+        found = call("run", file, "--serial")
+    assert found.exit_code == 2
+    assert "AWS_ENDPOINT_URL" in found.stderr
+    place_at(s3.home).delete("series.csv")
+    found = call("run", file, "--serial")
+    assert found.exit_code == 2
+    assert "series.csv (no such file)" in found.stderr
+    assert place_at(f"{s3.home}/run").files() == []

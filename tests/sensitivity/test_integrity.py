@@ -1,0 +1,164 @@
+"""Whatever happens to the files of a run is found, named, and mended where it can be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from sensitivity.commits import missing, read_commits
+from sensitivity.integrity import Damage, inspect, repair
+from sensitivity.store import Run
+from sensitivity.worker import Worker
+from tests.conftest import frame
+from tests.sensitivity.test_store import started
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, request) -> Path:
+    """A run of 7 shards, of which every test gets a copy."""
+    from tests.conftest import job_writer
+
+    folder = tmp_path_factory.mktemp("finished")
+    run = started(job_writer(folder)(series=frame(60), run={"shard_windows": 8}))
+    worker = Worker(run.place)
+    for shard in run.layout.shards():
+        worker.compute(shard)
+    return folder
+
+
+@pytest.fixture
+def run(finished, tmp_path) -> Run:
+    import shutil
+
+    return Run.open(shutil.copytree(finished / "run", tmp_path / "run"))
+
+
+def damages(run: Run) -> list[Damage]:
+    return [damage for part in inspect(Run.open(run.place)) for damage in part.damages]
+
+
+def every_file(run: Run) -> list[str]:
+    return sorted(name for name in run.place.files() if name not in ("tuning.json",) and "lease/" not in name)
+
+
+def flip(path: Path, at: float = 0.5) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(at * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+
+
+def swap(path: Path) -> None:
+    other = path.with_name("c.1.0.0.0.0")
+    first, second = path.read_bytes(), other.read_bytes()
+    path.write_bytes(second)
+    other.write_bytes(first)
+
+
+def test_a_run_as_it_was_written_has_no_damage(run):
+    assert damages(run) == []
+    parts = list(inspect(run))
+    assert sum(part.files for part in parts) == len(every_file(run))
+    assert [part.shard for part in parts] == [None, *range(7)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (flip, "CRC-32C"),
+        (lambda path: flip(path, 0.0), "CRC-32C"),
+        (lambda path: flip(path, 1.0), "CRC-32C"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "CRC-32C"),
+        (lambda path: path.write_bytes(b""), "CRC-32C"),
+        (lambda path: path.unlink(), "missing"),
+        (swap, "another chunk"),
+    ],
+    ids=["flipped", "first byte", "last byte", "truncated", "emptied", "deleted", "swapped"],
+)
+def test_a_damaged_chunk_is_found_and_its_shard_is_made_missing(run, damage, what):
+    damage(run.place.path / "results.zarr" / "jacobian" / "c.0.0.0.0.0")
+    found = damages(run)
+    shards = [0, 1] if damage is swap else [0]
+    assert [(one.shard, one.file) for one in found] == [
+        (shard, f"results.zarr/jacobian/c.{shard}.0.0.0.0") for shard in shards
+    ]
+    assert all(what in one.what for one in found)
+    assert repair(run, found) == []
+    assert [shard.index for shard in missing(run, read_commits(run))] == shards
+    worker = Worker(run.place)
+    for shard in shards:
+        worker.compute(run.layout.shard(shard))
+    assert damages(run) == []
+
+
+def test_a_chunk_that_changed_is_never_read(run):
+    for name in every_file(run):
+        if "/c" in name and name.startswith("results.zarr"):
+            path = run.place.path / name
+            before = path.read_bytes()
+            flip(path)
+            with pytest.raises((ValueError, RuntimeError)):
+                xr.open_zarr(run.results).load()
+            path.write_bytes(before)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [flip, lambda path: path.write_bytes(path.read_bytes()[:-2]), lambda path: path.unlink()],
+    ids=["flipped", "truncated", "deleted"],
+)
+def test_every_file_is_watched_and_what_was_made_of_something_is_made_again(run, finished, damage):
+    """A file of the run's beginning comes back from job.json, or from the job's model and series."""
+    for name in every_file(run):
+        if name in ("job.json", "results.zarr/zarr.json") or (damage is not flip and name.startswith("commits/")):
+            continue
+        before = (run.place.path / name).read_bytes()
+        damage(run.place.path / name)
+        found = damages(run)
+        assert [one.file for one in found] == [name]
+        if found[0].shard is None:
+            assert repair(run, found) == []
+            assert (run.place.path / name).read_bytes() == before
+        (run.place.path / name).write_bytes(before)
+        assert damages(run) == []
+
+
+def test_a_job_that_was_changed_is_told(run):
+    job = run.place.path / "job.json"
+    job.write_text(job.read_text().replace('"skipped": 0', '"skipped": 1'))
+    assert [(one.shard, one.file) for one in damages(run)] == [(None, "job.json")]
+
+
+def test_what_cannot_be_made_again_is_left_and_named(run, finished):
+    flip(run.place.path / "model.keras")
+    content = json.loads((run.place.path / "job.json").read_text())
+    content["job"]["model"]["path"] = str(finished / "gone.keras")
+    found = damages(run)
+    assert repair(Run(run.place, content), found) == found
+
+
+def test_random_damage_is_found_every_time_and_nowhere_else(run):
+    """Bit flips, truncations, deletions and swaps in chunks and records."""
+    random = np.random.default_rng(5)
+    names = [name for name in every_file(run) if name.startswith("commits/") or "/c." in name]
+    kinds: list[Callable[[Path, Path], object]] = [
+        lambda path, _: flip(path, random.random()),
+        lambda path, _: path.write_bytes(path.read_bytes()[: int(random.integers(path.stat().st_size))]),
+        lambda path, _: path.unlink(),
+        lambda path, other: path.write_bytes(other.read_bytes()),
+    ]
+    for _ in range(40):
+        name, other = random.choice([n for n in names if n.startswith("results.zarr/jacobian")], 2, replace=False)
+        kind = kinds[random.integers(len(kinds))]
+        if random.random() < 0.3:
+            name, kind = random.choice([n for n in names if n.startswith("commits/")]), kinds[random.integers(2)]
+        path = run.place.path / str(name)
+        before = path.read_bytes()
+        kind(path, run.place.path / str(other))
+        assert [one.file for one in damages(run)] == [name], (name, kinds.index(kind))
+        path.write_bytes(before)
+    assert damages(run) == []

@@ -1,0 +1,202 @@
+"""One driver a run: who holds it, who takes it over, who finds out that it is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from sensitivity import lease as leases
+from sensitivity import machine
+from sensitivity.addresses import place_at
+from sensitivity.errors import Refused
+from sensitivity.lease import LeaseLost, Owner, newest_token, owned, owner, require_token
+
+
+@pytest.fixture(params=["folder", "s3"])
+def home(request, tmp_path):
+    if request.param == "folder":
+        return place_at(tmp_path / "home")
+    return place_at(request.getfixturevalue("s3").home)
+
+
+@pytest.fixture
+def hasty_hearts(monkeypatch):
+    monkeypatch.setattr(leases, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "EXPIRY_SECONDS", 0.5)
+
+
+def leave(home, **changes) -> Owner:
+    """A lease as another driver would have left it."""
+    other = replace(Owner.me(newest_token(home) + 1), **changes)
+    home.write(f"lease/{other.token:08d}.json", leases._OWNER.dump_json(other))
+    return other
+
+
+def test_a_run_is_owned_once_and_given_back(home):
+    with owned(home) as mine:
+        assert mine.token == 1
+        assert not mine.was_dropped
+        with pytest.raises(Refused, match=f"process {os.getpid()} on .*, since 20"), owned(home):
+            pass
+        assert owner(home).pid == os.getpid()
+    assert owner(home) is None
+    with owned(home) as mine:
+        assert mine.token == 2
+        assert not mine.was_dropped
+
+
+def test_a_driver_known_to_be_dead_is_followed_at_once(home, caplog):
+    leave(home, pid=2**22 + 1, started="1")
+    began = time.monotonic()
+    with owned(home) as mine:
+        assert (mine.token, mine.was_dropped) == (2, True)
+    assert time.monotonic() - began < leases.BEAT_SECONDS
+    assert "taken over" in caplog.text
+
+
+def test_a_number_that_is_given_out_again_is_not_the_driver(home):
+    leave(home, started="the process of that number before")
+    with owned(home) as mine:
+        assert mine.token == 2
+
+
+def test_a_driver_elsewhere_is_followed_when_its_heart_stands_still(home, hasty_hearts):
+    leave(home, machine="another", host="node7", at=time.time() + 3600)  # whatever its clock says
+    began = time.monotonic()
+    with owned(home) as mine:
+        assert (mine.token, mine.was_dropped) == (2, True)
+    assert time.monotonic() - began >= leases.EXPIRY_SECONDS
+
+
+def test_a_driver_elsewhere_is_left_alone_while_its_heart_beats(home, hasty_hearts):
+    other = leave(home, machine="another", host="node7")
+    code = (
+        "import sys, time\nfrom sensitivity.addresses import place_at\n"
+        "home, name = place_at(sys.argv[1]), sys.argv[2]\ncontent = home.read(name)\n"
+        "for i in range(600):\n    home.write(name, content.replace(b'node7', b'node%d' % i)); time.sleep(0.1)\n"
+    )
+    beating = subprocess.Popen([sys.executable, "-c", code, str(home), f"lease/{other.token:08d}.json"])
+    try:
+        while b"node7" in home.read(f"lease/{other.token:08d}.json"):
+            time.sleep(0.01)
+        with pytest.raises(Refused, match="on node"), owned(home):
+            pass
+    finally:
+        beating.kill()
+        beating.wait()
+
+
+def test_a_torn_lease_is_watched_and_followed(home, hasty_hearts):
+    home.write("lease/00000004.json", b'{"token":')
+    assert owner(home) is None
+    with owned(home) as mine:
+        assert mine.token == 5
+
+
+def test_a_lease_that_was_lost_is_known_to_be(home, hasty_hearts):
+    with owned(home) as mine:
+        mine.require()
+        other = leave(home, machine="another")
+        assert mine.lost.wait(5)
+        with pytest.raises(LeaseLost, match="token 2, ours is 1"):
+            mine.require()
+        with pytest.raises(LeaseLost):
+            require_token(home, 1)
+    assert not leases._newest(home).owner.released  # it is not ours to give back
+    assert leases._newest(home).owner == other
+
+
+def test_a_run_that_was_removed_is_not_made_again_by_its_heart(tmp_path, hasty_hearts):
+    home = place_at(tmp_path / "home")
+    with owned(home) as mine:
+        home.discard()
+        assert mine.lost.wait(5)
+        with pytest.raises(LeaseLost, match="has been removed"):
+            mine.require()
+    assert home.names() == []
+
+
+def test_the_heart_beats_on_while_the_store_fails(s3, hasty_hearts):
+    home = place_at(s3.home)
+    with owned(home) as mine:
+        with s3.failing(lambda method, path: "500"):
+            time.sleep(0.3)
+        before = leases._newest(home).owner.at
+        time.sleep(1.5)
+        assert leases._newest(home).owner.at > before
+        assert not mine.lost.is_set()
+
+
+CONTENDER = """
+import sys
+from sensitivity.addresses import place_at
+from sensitivity.errors import Refused
+from sensitivity.lease import owned
+print("ready", flush=True)
+input()
+try:
+    with owned(place_at(sys.argv[1])) as mine:
+        print("owns", mine.token, flush=True)
+        input()
+except Refused as refusal:
+    print("refused", flush=True)
+"""
+
+
+def test_of_many_that_start_at_the_same_moment_one_owns_the_run(home):
+    """Five at a time, twice: the second time after an owner that was killed."""
+    for token in (1, 3):
+        contenders = [piped(CONTENDER, str(home)) for _ in range(5)]
+        assert {contender.stdout.readline() for contender in contenders} == {"ready\n"}
+        for contender in contenders:
+            contender.stdin.write("go\n")
+            contender.stdin.flush()
+        answers = sorted(contender.stdout.readline().strip() for contender in contenders)
+        assert answers == [f"owns {token}", *["refused"] * 4]
+        for contender in contenders:
+            contender.communicate("\n")
+        leave(home, pid=2**22 + 1, started="1")
+
+
+def piped(code: str, *arguments: str) -> subprocess.Popen:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdin=pipe, stdout=pipe, text=True)
+
+
+def test_a_driver_that_is_stopped_for_long_finds_its_run_taken(tmp_path, hasty_hearts):
+    home = place_at(tmp_path / "home")
+    code = (
+        "import sys, time\nfrom sensitivity import lease\nlease.BEAT_SECONDS = 0.05\n"
+        "from sensitivity.addresses import place_at\n"
+        "with lease.owned(place_at(sys.argv[1])) as mine:\n"
+        "    print('owns', flush=True)\n    print(mine.lost.wait(60), flush=True)\n"
+    )
+    stopped = piped(code, str(home))
+    try:
+        assert stopped.stdout.readline() == "owns\n"
+        stopped.send_signal(signal.SIGSTOP)
+        held = json.loads(home.read("lease/00000001.json"))
+        home.write("lease/00000001.json", json.dumps({**held, "at": held["at"] - 3600}).encode())
+        with owned(home) as mine:
+            assert mine.token == 2
+            stopped.send_signal(signal.SIGCONT)
+            assert stopped.communicate(timeout=60)[0] == "True\n"
+    finally:
+        stopped.kill()
+        stopped.communicate()
+
+
+def test_a_process_is_known_by_its_start():
+    with piped("input()") as child:
+        started = machine.started(child.pid)
+        assert started == machine.started(child.pid) is not None
+        child.kill()
+    assert machine.started(child.pid) is None
+    assert machine.started(os.getpid()) != started
