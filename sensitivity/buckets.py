@@ -6,6 +6,7 @@ Credentials, region and endpoint come from the environment as everywhere (`AWS_A
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import tempfile
@@ -15,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zarr.storage import ObjectStore as ZarrStore
 from zarr.storage import WrapperStore
 
 from .errors import Refused
@@ -57,9 +59,8 @@ class Bucket(Place):
         return _store_at(self.url)
 
     def zarr(self, name: str) -> Store:
-        from zarr.storage import ObjectStore
-
-        return _Spoken(ObjectStore(_store_at(f"{self.url}/{name}")))
+        below = Bucket(f"{self.url}/{name}")
+        return _Careful(ZarrStore(below._store), below)
 
     @contextlib.contextmanager
     def local_copy(self, name: str) -> Iterator[Path]:
@@ -93,6 +94,15 @@ class Bucket(Place):
         with _said_by_the_store():
             obstore.put(self._store, name, content, use_multipart=False)
         self._require(name, content)
+
+    def _put(self, name: str, content: bytes) -> None:
+        """The same for a large file, of which only the size is looked at."""
+        import obstore
+
+        with _said_by_the_store():
+            obstore.put(self._store, name, content)
+        if self._size(name) != len(content):
+            raise OSError(f"{name} was not stored as it was sent")
 
     def _create(self, name: str, content: bytes) -> bool:
         """A put that is tried again may meet itself: what is there then is what was to be written."""
@@ -163,8 +173,15 @@ class Bucket(Place):
                 obstore.delete(self._store, names[start : start + 1000])
 
 
-class _Spoken(WrapperStore[Any]):
-    """A Zarr store that raises Python's own errors."""
+class _Careful(WrapperStore[Any]):
+    """A Zarr store that raises Python's own errors, and writes with patience."""
+
+    def __init__(self, store: ZarrStore, bucket: Bucket) -> None:
+        super().__init__(store)
+        self._bucket = bucket
+
+    def _with_store(self, store: ZarrStore) -> _Careful:
+        return _Careful(store, self._bucket)
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         with _said_by_the_store():
@@ -181,8 +198,7 @@ class _Spoken(WrapperStore[Any]):
             return await self._store.exists(key)
 
     async def set(self, key: str, value: Buffer) -> None:
-        with _said_by_the_store():
-            await self._store.set(key, value)
+        await asyncio.to_thread(self._bucket._try, self._bucket._put, key, value.to_bytes())
 
     async def delete(self, key: str) -> None:
         with _said_by_the_store():

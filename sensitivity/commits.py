@@ -19,7 +19,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import WrapperStore
 
 from .checksums import SEAL, checksum, seal
-from .patience import StoreFailed, patiently
+from .patience import patiently
 from .plan import Shard
 from .store import COMMITS, FAILURES, RESULTS, Run
 
@@ -80,15 +80,14 @@ _COMMIT, _FAILURE = TypeAdapter(Commit), TypeAdapter(Failure)
 
 
 class _Summed(WrapperStore[Any]):
-    """A store that knows the CRC-32C that each chunk ends with, and its length, as they were last sent."""
+    """A store that knows the CRC-32C that each chunk ended with when it was last sent."""
 
     def __init__(self, store: Any) -> None:
         super().__init__(store)
-        self.sent: dict[str, tuple[str, int]] = {}
+        self.sent: dict[str, str] = {}
 
     async def set(self, key: str, value: Buffer) -> None:
-        content = value.to_bytes()
-        self.sent[key] = content[-SUM_BYTES:][::-1].hex(), len(content)
+        self.sent[key] = _end(value.to_bytes())
         await self._store.set(key, value)
 
 
@@ -122,14 +121,9 @@ class Results:
         patiently(self.run.place, array.__setitem__, slice(start, stop), values)
 
     def make_durable(self, shard: Shard) -> dict[str, str]:
-        """Wait until the shard's chunks are on the disk, whole; their CRC-32C by chunk key, as hexadecimal."""
-        sent = {key: self._store.sent.pop(key) for key in chunk_keys(self.run, shard)}
-        self.run.place.make_durable(f"{RESULTS}/{key}" for key in sent)
-        for key, (_, length) in sent.items():
-            size = self.run.place.size(f"{RESULTS}/{key}")
-            if size != length:
-                raise StoreFailed(f"{self.run.place}: {key} was stored with {size} bytes of {length}")
-        return {key: crc for key, (crc, _) in sent.items()}
+        """Wait until the shard's chunks are on the disk; their CRC-32C by chunk key, as hexadecimal."""
+        self.run.place.make_durable(f"{RESULTS}/{key}" for key in chunk_keys(self.run, shard))
+        return {key: self._store.sent.pop(key) for key in chunk_keys(self.run, shard)}
 
 
 def chunk_keys(run: Run, shard: Shard) -> Iterator[str]:
@@ -148,9 +142,12 @@ def chunk_checksum(chunk: bytes) -> str | None:
 
     Never the checksum of all of it: together with their own CRC any bytes have the same.
     """
-    body, end = chunk[:-SUM_BYTES], chunk[-SUM_BYTES:]
-    found = checksum(body)
-    return found if end[::-1].hex() == found else None
+    found = checksum(chunk[:-SUM_BYTES])
+    return found if _end(chunk) == found else None
+
+
+def _end(chunk: bytes) -> str:
+    return chunk[-SUM_BYTES:][::-1].hex()
 
 
 # ---- records ---------------------------------------------------------------------------------------

@@ -36,6 +36,9 @@ class LeaseLost(RuntimeError):
     """Another driver has taken the run over: this one writes no more."""
 
 
+_ended: set[str] = set()  # leases of this process that are over, though the store could not be told
+
+
 @dataclass(frozen=True)
 class Owner:
     """Who holds a run. since, at: seconds since 1970 when it took the run and when its heart last beat.
@@ -66,7 +69,8 @@ class Owner:
     @property
     def is_over(self) -> bool:
         """Whether it is known to own the run no more."""
-        return self.released or (self.is_here and machine.started(self.pid) != self.started)
+        ended = self.is_here and machine.started(self.pid) != self.started
+        return self.released or ended or self.nonce in _ended
 
     @property
     def is_fresh(self) -> bool:
@@ -166,6 +170,7 @@ class Lease:
             pass
 
     def give_back(self) -> None:
+        _ended.add(self.owner.nonce)
         with contextlib.suppress(OSError):
             if not self.lost.is_set() and newest_token(self._once) == self.token:
                 self._write(replace(self.owner, at=time.time(), released=True))
