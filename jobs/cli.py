@@ -18,6 +18,8 @@ FORMATS = click.Choice(["table", "csv", "json"])
 RUN = click.argument("run")
 JOB = click.argument("job", type=click.Path(path_type=Path))
 
+TRUST = click.option("--trust-model", is_flag=True, help="Let Python code run that is stored in the model's file.")
+
 
 def errors_explained(command: Callable[..., Any]) -> Callable[..., Any]:
     """What a user asked in vain is said on stderr in one screen, with exit status 2; never a traceback."""
@@ -51,6 +53,12 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="SECONDS",
         help="Time that shards in hand have to finish after SIGTERM.",
     )(command)
+    command = click.option(
+        "--allow-version-change",
+        is_flag=True,
+        help="Go on with other versions of what computes numbers; it is recorded.",
+    )(command)
+    command = TRUST(command)
     command = click.option("--retry-failed", is_flag=True, help="Try shards again that were given up.")(command)
     command = click.option("--serial", is_flag=True, help="One worker in this process, without Ray.")(command)
     return click.option("--address", metavar="A", help="An existing Ray cluster, such as auto or 10.0.0.5:6379.")(
@@ -79,15 +87,16 @@ def demo(path: Path) -> None:
 
 @main.command()
 @JOB
+@TRUST
 @errors_explained
-def plan(job: Path) -> None:
+def plan(job: Path, trust_model: bool) -> None:
     """Say what JOB would do, and refuse what cannot fit. Writes nothing."""
     from sensitivity.job import Job
 
     from .describe import described
     from .prepare import prepare
 
-    prepared = prepare(Job.load(job))
+    prepared = prepare(Job.load(job), trust_model=trust_model)
     click.echo(described(prepared.plan, prepared.audit))
 
 

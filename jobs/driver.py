@@ -18,6 +18,7 @@ from sensitivity.progress import Advance, progress
 from sensitivity.series import survey
 from sensitivity.setting import Choice
 from sensitivity.store import Run, owning
+from sensitivity.versions import differences, versions
 
 from .ledger import Ledger, WorkersLost
 from .prepare import crew, kept_choice, prepare
@@ -29,12 +30,15 @@ from .stopping import GRACE_SECONDS, Stop
 class How:
     """Where shards are computed: in this process, on Ray at `address`, or on a Ray of our own.
 
-    retry_failed: also those that were given up. grace: seconds that shards in hand have after SIGTERM.
+    retry_failed: also those that were given up. allow_version_change: of what computes numbers. trust_model: code that
+    is stored in the model's file may run. grace: seconds that shards in hand have after SIGTERM.
     """
 
     address: str | None = None
     serial: bool = False
     retry_failed: bool = False
+    allow_version_change: bool = False
+    trust_model: bool = False
     grace: float = GRACE_SECONDS
 
 
@@ -64,12 +68,12 @@ def run_job(job: Job, how: How) -> Summary:
     """Run a job, or what is missing of it. Raises `Refused` before any work; nothing but a run is left behind."""
     stop = Stop(how.grace)
     with stop.listening(), _resources(how) as resources, owning(place_at(job.run.path)) as lease:
-        prepared = prepare(job, resources, gpu=how.serial)
+        prepared = prepare(job, resources, gpu=how.serial, trust_model=how.trust_model)
         if resources is not None:
             from .ray_runner import require_a_node
 
             require_a_node(prepared.plan.workers, job.run.memory_bytes)
-        run = prepared.open_or_create(lease.place)
+        run = _held(prepared.open_or_create(lease.place), lease, how)
         return _finish(run, lease, prepared.plan.choice, prepared.plan.workers, how, stop)
 
 
@@ -77,12 +81,25 @@ def resume(path: Path | str, how: How) -> Summary:
     """Finish a run from its own directory."""
     run, stop = Run.open(path), Stop(how.grace)
     with stop.listening(), owning(run.place) as lease, _resources(how) as resources:
+        run = _held(run, lease, how)
         run.require_series(survey(run.series))
         with quiet():
             found = resources or local()
             hold(run.job, gpu=how.serial)
         workers = crew(run.job, run.facts, found, run.layout.shard_count)
         return _finish(run, lease, _choice(run, workers, how), workers, how, stop)
+
+
+def _held(run: Run, lease: Lease, how: How) -> Run:
+    """The run as ours, with the versions that it may be computed with."""
+    held = run.held(lease, trust_model=how.trust_model)
+    if not how.allow_version_change:
+        held.require_versions()
+        return held
+    found = differences(run.versions, versions())
+    for text in found:
+        say(f"versions change, as allowed: {text}")
+    return held.with_versions_changed() if found else held
 
 
 def _choice(run: Run, workers: Workers, how: How) -> Choice:
@@ -197,7 +214,7 @@ def _outcomes(
         from .serial import run_serial
 
         with stop.at_work():
-            yield from run_serial(run, ledger, choice, workers, lease, stop)
+            yield from run_serial(run, ledger, choice, workers, stop)
         return
     from .ray_runner import run_on_ray, session
 

@@ -48,6 +48,7 @@ class Prepared:
     fingerprints: dict[str, str]
     plan: Plan
     audit: Audit | None
+    trust_model: bool = False
 
     def open_or_create(self, home: Place | None = None) -> Run:
         """The run directory: the one that is there, if it is of this job, else a new one.
@@ -58,16 +59,18 @@ class Prepared:
         if home.size(JOB) is None:
             if self.audit is None:
                 raise ValueError(f"{home} is new: a job is audited before its run is created")
-            return create(home, self.job, self.survey, self.model, self.fingerprints, self.plan, self.audit)
+            parts = (self.job, self.survey, self.model, self.fingerprints, self.plan, self.audit)
+            return create(home, *parts, trust_model=self.trust_model)
         run = Run.open(home)
         require_same(run, self.job, identity(self.job, self.survey, self.plan.facts, self.fingerprints))
         return run
 
 
-def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) -> Prepared:
+def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False, trust_model: bool = False) -> Prepared:
     """Survey the series, load the model, time kernels, plan, audit. Raises `Refused`; writes nothing.
 
     resources: of the cluster to run on; None: this machine's. gpu: this process computes, so it may take a GPU.
+    trust_model: code that is stored in the model's file may run.
     """
     home = place_at(job.run.path)
     resume = home.size(JOB) is not None
@@ -86,7 +89,7 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) 
         here = resources is None
         resources = resources or local()
         hold(job, gpu=gpu)
-    model = load_model(job.model, job.directory, job.run.dtype)
+    model = load_model(job.model, job.directory, job.run.dtype, trust=trust_model)
     require_stateless(model)
     asked = job.sensitivity
     facts = describe(model, job.windows, len(found.features), of=asked.of, dtype=job.run.dtype, **asked.selection)
@@ -102,11 +105,11 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False) 
         kept = kept_choice(Run.open(home), job.sensitivity, workers, knows and rule.by == "rule")
         if kept is not None:
             plan = plan_run(job, found, facts, kept, workers, free)
-        return Prepared(job, found, model, known, plan, None)
+        return Prepared(job, found, model, known, plan, None, trust_model)
     windows = first_windows(job.series, Windows(0, facts.length, job.windows.stride), job.run.dtype, FEW)
     with quiet():
         choice, audited = _proved(job, target, windows, room, plan, knows)
-    return Prepared(job, found, model, known, plan_run(job, found, facts, choice, workers, free), audited)
+    return Prepared(job, found, model, known, plan_run(job, found, facts, choice, workers, free), audited, trust_model)
 
 
 def _proved(job: Job, target: Target, windows: np.ndarray, room: Room, plan: Plan, knows: bool) -> tuple[Choice, Audit]:

@@ -30,7 +30,6 @@ from sensitivity import machine
 from sensitivity.commits import Commit, Failure, read_commit, record_failure
 from sensitivity.errors import Refused
 from sensitivity.lease import Lease
-from sensitivity.places import Place
 from sensitivity.plan import Shard, Workers, human_bytes
 from sensitivity.setting import Choice
 from sensitivity.store import Run
@@ -48,8 +47,8 @@ CONNECT_SECONDS, PATIENCE_SECONDS, LOOK_SECONDS = 5.0, 30.0, 1.0
 class ShardWorker:
     """A `sensitivity.worker.Worker` behind Ray."""
 
-    def __init__(self, place: Place, choice: Choice, workers: Workers, halvings: int, token: int | None) -> None:
-        self._place, self._choice, self._workers, self._halvings, self._token = place, choice, workers, halvings, token
+    def __init__(self, run: Run, choice: Choice, workers: Workers, halvings: int) -> None:
+        self._run, self._choice, self._workers, self._halvings = run, choice, workers, halvings
 
     def set_up(self) -> None:
         """Load the model and compile its kernel: a call of its own, so that what goes wrong is an answer."""
@@ -58,7 +57,7 @@ class ShardWorker:
 
         workers = self._workers
         use_threads(workers.cpus, gpu=workers.gpus > 0, share=workers.gpu_share)
-        self._worker = Worker(self._place, self._choice, workers, self._halvings, self._token)
+        self._worker = Worker(self._run, self._choice, workers, self._halvings)
         self._worker.warm_up()
 
     def compute(self, shard: Shard, attempt: int) -> Commit | Trouble:
@@ -231,8 +230,7 @@ class _Crew:
         remote = ray.remote(ShardWorker).options(
             scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0, **options
         )
-        token = self._lease.token if self._lease else None
-        actor: Any = remote.remote(self._run.place, self._choice, self._workers, self._halvings, token)
+        actor: Any = remote.remote(self._run, self._choice, self._workers, self._halvings)
         self._seats.append(_Seat(f"worker {self._hired}", actor, actor.set_up.remote(), self._halvings))
         self._hired += 1
 

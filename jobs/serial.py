@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sensitivity.commits import Commit, Failure, record_failure
 from sensitivity.device import use_threads
-from sensitivity.lease import Lease, LeaseLost
+from sensitivity.lease import LeaseLost
 from sensitivity.patience import StoreFailed
 from sensitivity.plan import Workers
 from sensitivity.setting import Choice
@@ -19,12 +19,12 @@ from .stopping import Stop
 
 
 def run_serial(
-    run: Run, ledger: Ledger, choice: Choice, workers: Workers, lease: Lease | None = None, stop: Stop | None = None
+    run: Run, ledger: Ledger, choice: Choice, workers: Workers, stop: Stop | None = None
 ) -> Iterator[Commit | Failure]:
     """Compute every shard of the ledger, one after another, until asked to stop; yields what became of each."""
     use_threads(workers.cpus, gpu=workers.gpus > 0, share=workers.gpu_share)
     with quiet():
-        worker = Worker(run.place, choice, workers, token=lease.token if lease else None)
+        worker = Worker(run, choice, workers)
         worker.warm_up()
     while not (stop and stop.draining) and (attempt := ledger.take()) is not None:
         try:

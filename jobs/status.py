@@ -10,6 +10,7 @@ from sensitivity.lease import owner
 from sensitivity.plan import human_bytes
 from sensitivity.setting import Setting
 from sensitivity.store import RESULTS, Run
+from sensitivity.versions import differences
 
 from .driver import Summary, say
 
@@ -64,6 +65,8 @@ def report(run: Run) -> str:
         ("shards", f"{len(commits):,} done, {given_up:,} failed, {waiting:,} missing, of {layout.shard_count:,}"),
         ("windows", f"{done:,} of {layout.windows:,} committed, {run.skipped:,} skipped for gaps in the series"),
     ]
+    for change in run.content.get("version_changes", []):
+        lines += [("versions", f"changed: {text}") for text in differences(change["from"], change["to"])]
     if commits:
         lines += _from_records(list(commits.values()))
     lines += [("odd", text) for text in odd[:SHOWN]]

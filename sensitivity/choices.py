@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from .job import SensitivitySection
 from .places import Place
 from .setting import Choice
+from .versions import numeric
 
 if TYPE_CHECKING:
     from .model import CallFacts
 
 TUNING = "tuning.json"
-_LIBRARIES = ("sensitivity-jobs", "tensorflow", "keras", "numpy")
 
 
 def purpose(fingerprint: dict[str, str], facts: CallFacts, wanted: SensitivitySection, kind: str) -> dict[str, Any]:
@@ -27,7 +26,7 @@ def purpose(fingerprint: dict[str, str], facts: CallFacts, wanted: SensitivitySe
         "input_shape": list(facts.input_shape),
         "target_shape": list(facts.target_shape),
         "dtype": facts.dtype,
-        "versions": {name: _version(name) for name in _LIBRARIES},
+        "versions": numeric(),
     }
 
 
@@ -49,13 +48,6 @@ def remember(place: Place, wanted: dict[str, Any], choice: Choice) -> None:
     """
     others = [entry for entry in _entries(place) if entry.get("for") != wanted]
     place.write_json(TUNING, {"settings": [*others, {"for": wanted, "choice": choice.to_json()}]})
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:  # under another name: tensorflow-cpu, a checkout
-        return None
 
 
 def _entries(place: Place) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,11 @@ class Folder(Place):
 
     def free_bytes(self) -> int | None:
         return shutil.disk_usage(self._existing()).free
+
+    def outside(self, names: Iterable[str]) -> str | None:
+        here = self.path.resolve()
+        links = (name for name in names if (self.path / name).is_symlink())
+        return next((name for name in links if not (self.path / name).resolve().is_relative_to(here)), None)
 
     def blocked(self) -> str | None:
         """Why no folder can be made or written here, in words; None where it can."""

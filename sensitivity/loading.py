@@ -23,8 +23,10 @@ from .job import ModelSection
 from .layers import keras, leaf_layers
 
 
-def load_model(section: ModelSection, directory: str, dtype: str = "float32") -> keras.Model:
+def load_model(section: ModelSection, directory: str, dtype: str = "float32", *, trust: bool = False) -> keras.Model:
     """Load the job's model in `dtype`; `directory` is searched first for a function's module.
+
+    trust: code that is stored in a file may run.
 
     Raises `Refused` for a model that cannot be read, rebuilt or cast.
     """
@@ -35,20 +37,20 @@ def load_model(section: ModelSection, directory: str, dtype: str = "float32") ->
             allowed="tensorflow",
             remedy="export KERAS_BACKEND=tensorflow",
         )
-    model = _call_function(section.path, directory) if section.is_function else _load_kept(section.path)
+    model = _call_function(section.path, directory) if section.is_function else _load_kept(section.path, trust)
     return cast(model, dtype)
 
 
-def _load_kept(path: str) -> keras.Model:
+def _load_kept(path: str, trust: bool) -> keras.Model:
     folder, name = place_of(path)
     with folder.local_copy(name) as file:
-        return load_file(file)
+        return load_file(file, trust=trust)
 
 
-def load_file(path: Path) -> keras.Model:
-    _refuse_stored_code(path)
+def load_file(path: Path, *, trust: bool = False) -> keras.Model:
+    _require_archive(path, trust)
     try:
-        return keras.models.load_model(path, compile=False, safe_mode=True)
+        return keras.models.load_model(path, compile=False, safe_mode=not trust)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0][:300]
         raise Refused(
@@ -59,7 +61,7 @@ def load_file(path: Path) -> keras.Model:
         ) from error
 
 
-def _refuse_stored_code(path: Path) -> None:
+def _require_archive(path: Path, trust: bool) -> None:
     """A Lambda's code inside a file would run on loading; name it before Keras does."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -72,12 +74,13 @@ def _refuse_stored_code(path: Path) -> None:
             remedy='save the model again with model.save("model.keras")',
         ) from error
     stored = [node["config"]["name"] for node in _nodes(config) if _is_stored_lambda(node)]
-    if stored:
+    if stored and not trust:
         raise Refused(
             "model.path",
             given=f"{path}: layer {stored[0]!r} is a Lambda whose Python code is stored in the file",
             allowed="models without stored code",
-            remedy='build the model in your own code and give model.path = "package.module:function"',
+            remedy='build the model in your own code and give model.path = "package.module:function",\n'
+            "or, where you know who made the file, give --trust-model: its code then runs here",
         )
 
 

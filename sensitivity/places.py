@@ -97,6 +97,10 @@ class Place(ABC):
     def local_copy(self, name: str) -> contextlib.AbstractContextManager[Path]:
         """A file of this machine with the content of `name`, to be read."""
 
+    def outside(self, names: Iterable[str]) -> str | None:
+        """The first of these that is a way out of this place."""
+        return None
+
     @abstractmethod
     def version(self, name: str) -> str | None:
         """What changes with a file's content; None where there is no file. Tried once."""

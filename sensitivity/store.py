@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import platform
 import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +21,12 @@ from .choices import TUNING, purpose, remember, remembered
 from .errors import Refused
 from .folders import Folder
 from .job import Job, SensitivitySection, SeriesSection
-from .lease import LEASE, Lease, owned
+from .lease import LEASE, Lease, owned, require_token
 from .places import Place
 from .plan import Layout, Plan
 from .series import Survey, Windows, ingest, ingested, is_sliceable
 from .setting import Choice
+from .versions import differences, versions
 
 if TYPE_CHECKING:
     import keras
@@ -37,23 +37,34 @@ if TYPE_CHECKING:
 
 RESULTS, COMMITS, FAILURES, JOB = "results.zarr", "commits", "failures", "job.json"
 MODEL, WEIGHTS, SERIES = "model.keras", "model.weights.h5", "series.zarr"
+_PARTS = (RESULTS, COMMITS, FAILURES, JOB, MODEL, WEIGHTS, SERIES, TUNING, LEASE)
 _KEYS = {
     *("job", "identity", "fingerprints", "versions", "survey", "model", "layout", "skipped", "ingested", "choice"),
     *("model_file", "audit", "files"),
 }
-_LIBRARIES = ("sensitivity-jobs", "tensorflow", "keras", "numpy", "zarr", "xarray", "ray")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory that is whole: everything that was decided before the first shard."""
+    """A run directory that is whole: everything that was decided before the first shard.
+
+    token: the lease's, under which this driver works at it; None: it only reads, or is alone. trust_model: the user
+    lets code run that is stored in the model.
+    """
 
     place: Place
     content: dict[str, Any]
+    token: int | None = None
+    trust_model: bool = False
 
     @classmethod
-    def open(cls, path: Place | Path | str) -> Run:
-        """Raises `Refused` where there is no run at `path`, a folder or a URL."""
+    def open(cls, path: Run | Place | Path | str) -> Run:
+        """The run at a folder or a URL; a run that is open already as it is.
+
+        Raises `Refused` where there is none, and where its parts lie elsewhere.
+        """
+        if isinstance(path, Run):
+            return path
         home = path if isinstance(path, Place) else place_at(path)
         content = home.read_json(JOB)
         if content is None or not _KEYS <= set(content):
@@ -70,7 +81,49 @@ class Run:
                 allowed="a run directory that is whole",
                 remedy="restore it, or remove the directory and run the job again",
             )
+        outside = home.outside((*_PARTS, *(f"{RESULTS}/{name}" for name in home.names(RESULTS))))
+        if outside:
+            raise Refused(
+                "run directory",
+                given=f"{home}, of which {outside} is a link to somewhere else",
+                allowed="a run directory that holds all its files",
+                remedy="move the files there in place of the link",
+            )
         return cls(home, content)
+
+    def require_lease(self) -> None:
+        """Raise `LeaseLost` where the run is worked at under a lease that is lost."""
+        if self.token is not None:
+            require_token(self.place, self.token)
+
+    def held(self, lease: Lease, *, trust_model: bool = False) -> Run:
+        """The run, as worked at under that lease."""
+        return replace(self, token=lease.token, trust_model=trust_model)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What computes its numbers, as begun or as last agreed to."""
+        changes = self.content.get("version_changes", [])
+        return changes[-1]["to"] if changes else self.content["versions"]
+
+    def require_versions(self) -> None:
+        """Refuse to compute with other versions of what numbers come from."""
+        found = differences(self.versions, versions())
+        if found:
+            raise Refused(
+                "versions",
+                given=f"{self.place}, begun with others\n" + "\n".join(found),
+                allowed="the versions that the run was begun with",
+                remedy="install those, or go on with --allow-version-change: shards to come may be rounded otherwise",
+            )
+
+    def with_versions_changed(self) -> Run:
+        """The run, where shards from now on may be computed with the versions here: it is recorded in job.json."""
+        change = {"at": time.time(), "token": self.token, "from": self.versions, "to": versions()}
+        content = {**self.content, "version_changes": [*self.content.get("version_changes", []), change]}
+        content[SEAL] = seal(content)
+        self.place.write_json(JOB, content)
+        return replace(self, content=content)
 
     @cached_property
     def job(self) -> Job:
@@ -217,7 +270,15 @@ def owning(home: Place) -> Iterator[Lease]:
 
 
 def create(
-    home: Place, job: Job, survey: Survey, model: keras.Model, fingerprints: dict[str, str], plan: Plan, audit: Audit
+    home: Place,
+    job: Job,
+    survey: Survey,
+    model: keras.Model,
+    fingerprints: dict[str, str],
+    plan: Plan,
+    audit: Audit,
+    *,
+    trust_model: bool = False,
 ) -> Run:
     """Make the run directory, at a place that is ours. `job.json` comes last: without it there is no run, and nothing
     is left behind.
@@ -227,7 +288,7 @@ def create(
     try:
         _fill(home, job, survey, model, fingerprints, plan, audit)
         run = Run.open(home)
-        load_run_model(run)  # what a worker will do first: better refused now
+        load_run_model(replace(run, trust_model=trust_model))  # what a worker will do first: better refused now
     except BaseException:
         home.discard(keep=LEASE)
         raise
@@ -258,7 +319,7 @@ def _fill(
             "model": fingerprints,
             "series": survey.fingerprint,
         },
-        "versions": _versions(),
+        "versions": versions(),
         "survey": survey.to_json(),
         "model": plan.facts.to_json(),
         "layout": layout,
@@ -310,7 +371,7 @@ def load_run_model(run: Run) -> keras.Model:
         )
     with run.place.local_copy(name) as file:
         if name == MODEL:
-            model = cast(load_file(file), run.job.run.dtype)
+            model = cast(load_file(file, trust=run.trust_model), run.job.run.dtype)
         else:
             model = load_model(run.job.model, run.job.directory, run.job.run.dtype)
             model(np.zeros((1, *run.facts.input_shape), run.facts.dtype))  # builds a model that waits for its input
@@ -323,13 +384,3 @@ def load_run_model(run: Run) -> keras.Model:
             remedy="restore it, or run the job into a new run directory",
         )
     return model
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions

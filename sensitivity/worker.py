@@ -14,7 +14,6 @@ import numpy as np
 from .candidates import halved
 from .commits import Commit, Results, commit, read_commit
 from .engine import Tuned
-from .lease import require_token
 from .machine import available_memory, peak_memory
 from .model import CallFacts, Target
 from .patience import patiently
@@ -32,18 +31,17 @@ class Worker:
     choice: the user's is kept. Else this worker takes what an earlier one of its kind has kept with the run, else a
     choice timed for its kind, else finds the fastest and keeps it for others. workers: of which this is one, with the
     memory that it may take; None: whatever is there. halvings: how often to halve its calls, for earlier workers died.
-    token: of the lease under which it works; it writes nothing once that is lost. None: under no lease.
     """
 
     def __init__(
         self,
-        path: Place | Path | str,
+        run: Run | Place | Path | str,
         choice: Choice | None = None,
         workers: Workers | None = None,
         halvings: int = 0,
-        token: int | None = None,
     ) -> None:
-        self.run, self._token = Run.open(path), token
+        self.run = Run.open(run)
+        self.run.require_versions()
         self._results = Results(self.run)
         self._series = open_series(self.run.series, self.run.facts.dtype)
         self._target = Target(load_run_model(self.run), self.run.facts, self.run.job.sensitivity.of)
@@ -97,7 +95,7 @@ class Worker:
             whole = self._differentiate(start, stop, block, jacobian)
             computed += len(whole)
             not_finite += len(whole) * jacobian[0].size - int(np.isfinite(jacobian).sum())  # others stand NaN
-            self._require_lease()
+            self.run.require_lease()
             self._results.write_jacobian(start, stop, jacobian)
         self._results.write_prediction(shard, prediction)
         self._learn()
@@ -119,14 +117,10 @@ class Worker:
             setting=self.kernel.setting.to_json(),
             projected_memory=worker_memory(facts, self.choice, layout, timing=True),
             why=self.choice.why,
-            token=self._token or 0,
+            token=self.run.token or 0,
         )
-        self._require_lease()
+        self.run.require_lease()
         return commit(self.run, record)
-
-    def _require_lease(self) -> None:
-        if self._token is not None:
-            require_token(self.run.place, self._token)
 
     def _learn(self) -> None:
         """A call that had to be made smaller is what later workers of this kind begin with."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -25,7 +27,7 @@ from sensitivity.folders import Folder
 from sensitivity.integrity import inspect
 from sensitivity.job import Job
 from sensitivity.store import Run, owning
-from tests.conftest import frame
+from tests.conftest import frame, sequential
 from tests.jobs.test_runners import PATIENCE, contents, rerouted, start
 
 RUNNERS = pytest.mark.parametrize("how", [How(serial=True), How()], ids=["serial", "ray"])
@@ -148,6 +150,117 @@ def test_a_driver_that_lost_its_run_commits_nothing_more(write_job, tmp_path, mo
         summary = run_job(Job.load(small_job(write_job)), How(serial=True))
     assert "another driver's" in summary.stopped
     assert 3 <= summary.done < 20
+
+
+@pytest.fixture
+def half_done(write_job, tmp_path) -> Path:
+    """A run of 20 shards, of which 3 are missing."""
+    assert run_job(Job.load(small_job(write_job)), How(serial=True)).complete
+    for index in (1, 7, 19):
+        (tmp_path / "run" / "commits" / f"{index:08d}.json").unlink()
+    return tmp_path / "run"
+
+
+def test_other_versions_are_refused_unless_allowed_and_then_recorded(half_done, monkeypatch):
+    from sensitivity import versions
+
+    installed = versions.version
+    monkeypatch.setattr(versions, "version", lambda name: "9.9.9" if name == "tensorflow" else installed(name))
+    refused = call("resume", half_done, "--serial")
+    assert refused.exit_code == 2
+    assert f"tensorflow: the run has {installed('tensorflow')}, here is 9.9.9" in refused.stderr
+    assert "--allow-version-change" in refused.stderr
+    assert call("run", half_done.parent / "job.toml", "--serial").exit_code == 2
+    assert call("resume", half_done, "--serial", "--allow-version-change").exit_code == 0
+    changed = f"changed: tensorflow: the run has {installed('tensorflow')}, here is 9.9.9"
+    assert changed in call("status", half_done).stdout
+    assert call("resume", half_done, "--serial").exit_code == 0
+    assert call("verify", half_done).exit_code == 0
+    monkeypatch.undo()
+    assert call("resume", half_done, "--serial").exit_code == 2
+
+
+def test_a_worker_elsewhere_with_other_versions_computes_nothing(half_done, monkeypatch):
+    from sensitivity import versions
+    from sensitivity.errors import Refused
+    from sensitivity.worker import Worker
+
+    monkeypatch.setattr(versions, "version", lambda name: "0.0.0")
+    with pytest.raises(Refused, match="keras: the run has .*, here is 0.0.0"):
+        Worker(half_done)
+
+
+@pytest.mark.parametrize("change", ["weights", "architecture", "series"])
+def test_a_run_whose_model_or_series_changed_is_not_resumed(half_done, change):
+    from keras import layers
+
+    if change == "series":
+        frame(1005, seed=3).to_csv(half_done.parent / "series.csv", index=False)
+        found = call("run", half_done.parent / "job.toml", "--serial")
+        expected = "series content"
+    else:
+        model = sequential((6, 2), layers.Flatten(), layers.Dense(4, "tanh"), layers.Dense(1))
+        if change == "weights":
+            model.set_weights([2 * weight for weight in model.get_weights()])
+        else:
+            model = sequential((6, 2), layers.Flatten(), layers.Dense(4, "relu"), layers.Dense(1))
+        model.save(half_done / "model.keras")
+        found = call("resume", half_done, "--serial")
+        expected = "has changed since the run began"
+    assert found.exit_code == 2
+    assert expected in found.stderr
+
+
+def test_stored_code_runs_only_for_those_who_trust_it(write_job, tmp_path):
+    from keras import layers
+
+    flag = tmp_path / "ran"
+    code = eval(f"lambda x: (open({str(flag)!r}, 'a').close(), 2 * x)[1]")  # Keras cannot restore a default argument
+    stored = layers.Lambda(code, output_shape=(6, 2))
+    file = write_job(sequential((6, 2), stored, layers.Flatten(), layers.Dense(1)), run={"shard_windows": 11})
+    flag.unlink(missing_ok=True)
+    for arguments in (("plan", file), ("run", file, "--serial")):
+        refused = call(*arguments)
+        assert refused.exit_code == 2
+        assert "--trust-model" in refused.stderr
+    assert not flag.exists()
+    assert call("run", file, "--serial", "--trust-model").exit_code == 0
+    (tmp_path / "run" / "commits" / "00000002.json").unlink()
+    flag.unlink()
+    assert call("resume", tmp_path / "run", "--serial").exit_code == 2
+    assert not flag.exists()
+    assert call("resume", tmp_path / "run", "--serial", "--trust-model").exit_code == 0
+
+
+def test_a_run_directory_has_no_way_out(half_done, tmp_path):
+    outside = tmp_path / "outside"
+    (half_done / "commits").rename(outside)
+    (half_done / "commits").symlink_to(outside)
+    for command in ("status", "verify", "resume"):
+        found = call(command, half_done)
+        assert found.exit_code == 2
+        assert "commits is a link to somewhere else" in found.stderr
+    (half_done / "commits").unlink()
+    outside.rename(half_done / "commits")
+    content = json.loads((half_done / "job.json").read_text())
+    (half_done / "job.json").write_text(json.dumps({**content, "model_file": "../model.keras"}))
+    found = call("resume", half_done, "--serial")
+    assert found.exit_code == 2
+    assert "without its ../model.keras" in found.stderr
+
+
+def test_commands_that_are_shown_can_be_typed_whatever_the_name(write_job, tmp_path, monkeypatch):
+    """A run's name reaches a shell as one word."""
+    from sensitivity.worker import Worker
+
+    name = "a run; touch injected $(touch injected) 'x"
+    file = small_job(write_job, path=name)
+    monkeypatch.setattr(Worker, "compute", lambda *_: (_ for _ in ()).throw(RuntimeError("no")))
+    shown = call("run", file, "--serial").stderr.splitlines()[-1].partition("to go on:  ")[2]
+    assert shlex.split(shown) == ["sensitivity", "resume", str(tmp_path / name), "--retry-failed"]
+    echoed = subprocess.run(f"echo {shown}", shell=True, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert str(tmp_path / name) in echoed.stdout
+    assert not (tmp_path / "injected").exists()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ CHAIN = [
         "errors",
         "machine",
         "checksums",
+        "versions",
         "patience",
         "places",
         "folders",

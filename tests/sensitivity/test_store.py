@@ -100,7 +100,7 @@ def test_a_run_may_stand_in_an_empty_directory_and_leaves_it_when_creation_fails
     prepared = prepare(Job.load(write_job()), HERE)
     (tmp_path / "run").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_versions", lambda: 1 / 0)
+        patch.setattr(store, "versions", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepared.open_or_create()
     assert list((tmp_path / "run").iterdir()) == []
@@ -295,7 +295,7 @@ def test_a_creation_that_fails_leaves_nothing_and_one_that_was_killed_is_done_ag
     file = write_job()
     prepared = prepare(Job.load(file), HERE)
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_versions", lambda: 1 / 0)
+        patch.setattr(store, "versions", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError), store.owning(place_at(prepared.job.run.path)) as lease:
             prepared.open_or_create(lease.place)
     assert not Path(prepared.job.run.path).exists()

@@ -1,0 +1,37 @@
+"""Which libraries compute here, and whether numbers may differ from those computed before."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+# Those that numbers come from, and those that move and keep them.
+NUMERIC = ("sensitivity-jobs", "tensorflow", "keras", "numpy")
+_OTHERS = ("zarr", "xarray", "obstore", "ray")
+
+
+def versions() -> dict[str, str]:
+    """Version by name; a library that goes by another name (tensorflow-cpu, a checkout) is left out."""
+    found = {name: _version(name) for name in (*NUMERIC, *_OTHERS)}
+    return {"python": platform.python_version(), **{name: text for name, text in found.items() if text}}
+
+
+def numeric() -> dict[str, str | None]:
+    """Of the libraries that numbers come from alone."""
+    return {name: _version(name) for name in NUMERIC}
+
+
+def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """What may change numbers, in words."""
+    return [
+        f"{name}: the run has {before.get(name, 'none')}, here is {now.get(name, 'none')}"
+        for name in NUMERIC
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
