@@ -24,7 +24,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from sensitivity import machine
 from sensitivity.commits import Commit, Failure, read_commit, record_failure
@@ -34,6 +34,7 @@ from sensitivity.plan import Shard, Workers, human_bytes
 from sensitivity.setting import Choice
 from sensitivity.store import Run
 
+from .deaths import Origin, died_by_itself, was_for_memory
 from .ledger import Attempt, Ledger, Trouble, WorkersLost
 from .resources import MEMORY_SHARE, Resources
 from .stopping import Stop
@@ -49,6 +50,9 @@ class ShardWorker:
 
     def __init__(self, run: Run, choice: Choice, workers: Workers, halvings: int) -> None:
         self._run, self._choice, self._workers, self._halvings = run, choice, workers, halvings
+
+    def origin(self) -> Origin:
+        return Origin.here()
 
     def set_up(self) -> None:
         """Load the model and compile its kernel: a call of its own, so that what goes wrong is an answer."""
@@ -143,6 +147,8 @@ def run_on_ray(
     crew = _Crew(run, choice, workers, lease, stop or Stop())
     try:
         yield from crew.work(ledger)
+        if crew.replaced:
+            run.place.sweep()
     finally:
         crew.dismiss()
 
@@ -171,6 +177,7 @@ class _Seat:
 
     name: str
     actor: ActorHandle
+    origin: ray.ObjectRef
     starting: ray.ObjectRef | None
     halvings: int = 0
     pending: deque[tuple[ray.ObjectRef, Attempt]] = field(default_factory=deque)
@@ -184,7 +191,7 @@ class _Crew:
     def __init__(self, run: Run, choice: Choice, workers: Workers, lease: Lease | None, stop: Stop) -> None:
         self._run, self._choice, self._workers, self._lease, self._stop = run, choice, workers, lease, stop
         self._seats: list[_Seat] = []
-        self._store_failed = 0
+        self.replaced = self._store_failed = 0
         self._hired = self._died = self._halvings = self._lost_while_starting = self._died_while_starting = 0
 
     def work(self, ledger: Ledger) -> Iterator[Commit | Failure]:
@@ -231,7 +238,8 @@ class _Crew:
             scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0, **options
         )
         actor: Any = remote.remote(self._run, self._choice, self._workers, self._halvings)
-        self._seats.append(_Seat(f"worker {self._hired}", actor, actor.set_up.remote(), self._halvings))
+        calls = actor.origin.remote(), actor.set_up.remote()
+        self._seats.append(_Seat(f"worker {self._hired}", actor, *calls, self._halvings))
         self._hired += 1
 
     @functools.cached_property
@@ -273,7 +281,7 @@ class _Crew:
         if self._stop.draining:
             self._let_go(seat, ledger)
         if isinstance(answer, Commit):
-            self._store_failed = 0
+            self._store_failed = self._died = 0
             return answer
         return self._failed(seat, attempt, answer, ledger)
 
@@ -286,11 +294,12 @@ class _Crew:
 
     def _replace(self, seat: _Seat, error: RayError, ledger: Ledger) -> Commit | Failure | None:
         """Put a new worker in the seat of one that is lost; the shard it was computing counts an attempt."""
+        self.replaced += 1
         self._seats.remove(seat)
         ray.kill(seat.actor)  # it may be unreachable and yet hold its cores
-        died = _died_by_itself(error)
+        died = died_by_itself(error)
         if died:
-            self._halve_calls(seat)
+            self._halve_calls(seat, was_for_memory(error, seat.origin))
         if seat.starting is not None:
             self._lost_while_starting += not died
             self._require_hope(error)
@@ -304,11 +313,13 @@ class _Crew:
             self._hire()
         return outcome
 
-    def _halve_calls(self, seat: _Seat) -> None:
-        """From the second death on: a host out of memory kills without a word. Those hired together count as one."""
+    def _halve_calls(self, seat: _Seat, for_memory: bool | None) -> None:
+        """Where a worker died for want of memory, or, where that is not known, from the second death on with no shard
+        done in between. Those hired together count as one.
+        """
         if seat.halvings == self._halvings:
             self._died_while_starting += seat.starting is not None
-            self._halvings += self._died > 0
+            self._halvings += self._died > 0 if for_memory is None else for_memory
         self._died += 1
 
     def _require_hope(self, error: RayError) -> None:
@@ -334,10 +345,3 @@ class _Crew:
         failure = ledger.fail(attempt, trouble, seat.name)
         record_failure(self._run, failure)
         return failure if failure.given_up else None
-
-
-def _died_by_itself(error: RayError) -> bool:
-    """Whether the worker's process ended and its node did not: out of memory, as like as not."""
-    if isinstance(error, OutOfMemoryError):  # says Ray, which watches the node's
-        return True
-    return isinstance(error, ActorDiedError) and not error.preempted and "node has died" not in str(error)

@@ -67,7 +67,18 @@ def _groups(controller: str, file: str) -> Iterator[Path]:
 
 
 def _statistic(path: Path, name: str) -> int:
-    return next((int(line.split()[1]) for line in _read(path).splitlines() if line.startswith(f"{name} ")), 0)
+    return _counted(path, name) or 0
+
+
+def out_of_memory_kills() -> int | None:
+    """Processes that the kernel has killed for want of memory since it started; None where it does not say."""
+    counts = [_counted(group / "memory.events", "oom_kill") for group in _groups("", "memory.events")]
+    found = [count for count in (*counts, _counted(Path("/proc/vmstat"), "oom_kill")) if count is not None]
+    return sum(found) if found else None
+
+
+def _counted(path: Path, name: str) -> int | None:
+    return next((int(line.split()[1]) for line in _read(path).splitlines() if line.startswith(f"{name} ")), None)
 
 
 def resident_memory() -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import ray
 
-from jobs import ray_runner
+from jobs import deaths, ray_runner
+from jobs.deaths import Origin
 from jobs.prepare import prepare
 from jobs.resources import Resources
 from jobs.stopping import Stop
@@ -14,14 +17,19 @@ from sensitivity.job import Job
 from sensitivity.plan import Workers
 
 
-def test_of_workers_that_die_together_one_counts():
+@pytest.mark.parametrize(
+    ("for_memory", "expected"),
+    [(None, [0, 1, 1, 1, 2, 2, 2, 2]), (True, [1, 1, 1, 1, 2, 2, 2, 2]), (False, [0] * 8)],
+    ids=["not known", "memory", "something else"],
+)
+def test_of_workers_that_die_together_one_counts(for_memory, expected):
     crew = ray_runner._Crew(None, None, Workers(4, 1, 0, 10**9), None, Stop())
-    first, second = ([ray_runner._Seat("", None, None, halvings) for _ in range(4)] for halvings in (0, 1))
+    first, second = ([ray_runner._Seat("", None, None, None, halvings) for _ in range(4)] for halvings in (0, 1))
     halvings = []
     for seat in [*first, *second]:
-        crew._halve_calls(seat)
+        crew._halve_calls(seat, for_memory)
         halvings.append(crew._halvings)
-    assert halvings == [0, 1, 1, 1, 2, 2, 2, 2]
+    assert halvings == expected
 
 
 @pytest.mark.parametrize(
@@ -34,7 +42,17 @@ def test_of_workers_that_die_together_one_counts():
     ],
 )
 def test_a_death_is_told_from_other_losses(error, died):
-    assert ray_runner._died_by_itself(error) is died
+    assert deaths.died_by_itself(error) is died
+
+
+def test_a_death_for_memory_is_told_by_the_kernels_count(ray_session):
+    origin = Origin.here()
+    error = ray.exceptions.ActorDiedError()
+    assert deaths.was_for_memory(error, ray.put(origin)) is False
+    assert deaths.was_for_memory(error, ray.put(replace(origin, killed=origin.killed - 1))) is True
+    assert deaths.was_for_memory(error, ray.put(replace(origin, killed=None))) is None
+    assert deaths.was_for_memory(error, ray.put(replace(origin, node="0" * 56))) is None
+    assert deaths.was_for_memory(ray.exceptions.OutOfMemoryError("low"), ray.put(origin)) is True
 
 
 def test_workers_that_no_node_can_hold_are_refused(ray_session):

@@ -163,7 +163,8 @@ def test_a_shard_that_kills_every_worker_is_given_up(write_job, ray_session, tmp
     assert summary.done == 3
 
 
-def test_workers_that_die_of_their_first_call_begin_with_a_smaller_one(write_job, ray_session, tmp_path):
+def test_workers_that_die_of_their_first_call_begin_with_a_smaller_one(write_job, ray_session, tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_runner, "was_for_memory", lambda *_: True)
     (tmp_path / "greedy.py").write_text(
         POISON.format(harm="os.kill(os.getpid(), 9)").replace("windows.max() > 50", "len(windows) > 5")
     )
