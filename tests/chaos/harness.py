@@ -240,10 +240,13 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a new folder to work in, which stays")
     given = parser.parse_args()
     rng, tally = random.Random(given.seed), Tally()
     with tempfile.TemporaryDirectory() as folder:
-        stage = Stage(Path(folder))
+        if given.keep is not None:
+            given.keep.mkdir()
+        stage = Stage(given.keep or Path(folder))
         for points in plans(given.runs, given.kills, rng):
             kill_through(stage, points, rng, tally)
             print(tally, *tally.wrong, sep="\n", flush=True)
