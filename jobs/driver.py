@@ -162,7 +162,7 @@ def _finish(run: Run, lease: Lease, choice: Choice, workers: Workers, how: How, 
     say(f"{len(done):,} of {total:,} shards are committed, {len(todo):,} to compute{given_up}")
     tally, stopped = _Tally(failed=list(left.values())), None
     if todo:
-        ledger = Ledger(todo, {shard: failure.attempts for shard, failure in failures.items()})
+        ledger = Ledger(todo, failures)
         if lease.token > 1:
             run.place.sweep()
         with progress(run.layout.windows, sum(done.values())) as advance:

@@ -14,7 +14,8 @@ from sensitivity.lease import LeaseLost
 from sensitivity.patience import StoreFailed
 from sensitivity.plan import Shard
 
-ATTEMPTS = 3
+# A worker may die of its shard, but also of much else, as on machines that are taken away.
+ATTEMPTS, DEATHS = 3, 6
 
 
 class WorkersLost(RuntimeError):
@@ -23,24 +24,39 @@ class WorkersLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Attempt:
-    """The `number`-th try at a shard, counted from 1; `failed_at` names the workers at which it failed before."""
+    """The `number`-th try at a shard, counted from 1; `failed_at` names the workers at which it failed before.
+
+    raised, deaths: how the tries before ended, since it was last given up.
+    """
 
     shard: Shard
     number: int
     failed_at: frozenset[str] = frozenset()
+    raised: int = 0
+    deaths: int = 0
+
+    @classmethod
+    def after(cls, shard: Shard, failure: Failure | None) -> Attempt:
+        """The next one after those of an earlier run; one that was given up has its tries anew."""
+        if failure is None:
+            return cls(shard, 1)
+        if failure.given_up:
+            return cls(shard, failure.attempts + 1)
+        return cls(shard, failure.attempts + 1, raised=failure.raised, deaths=failure.deaths)
 
 
 @dataclass(frozen=True)
 class Trouble:
     """Why an attempt failed, as a small record that travels from worker to driver.
 
-    blames: the shard, the store that failed, or the lease that was lost; the last two cost the shard no attempt.
+    blames: the shard, the worker that died of it or of something else, the store that failed, or the lease that was
+    lost; the last two cost the shard no attempt.
     """
 
     reason: str
     traceback: str
     host: str
-    blames: Literal["shard", "store", "lease"] = "shard"
+    blames: Literal["shard", "worker", "store", "lease"] = "shard"
 
     @classmethod
     def of(cls, error: Exception) -> Trouble:
@@ -71,16 +87,12 @@ _ACCOUNT = ("Graph execution error", "Detected at node", "<stack traces", "Trace
 class Ledger:
     """Shards in order; those that failed again at the end, until their attempts are used up.
 
-    tried: how often shards failed in earlier runs, which counts; one that has used up its attempts gets as many again.
+    failures: of earlier runs, whose attempts count.
     """
 
-    def __init__(
-        self, shards: Iterable[Shard], tried: Mapping[int, int] | None = None, attempts: int = ATTEMPTS
-    ) -> None:
-        before = tried or {}
-        self._waiting = deque(Attempt(shard, before.get(shard.index, 0) + 1) for shard in shards)
-        self._attempts = attempts
-        self._budgets = {shard: attempts * (count // attempts + 1) for shard, count in before.items()}
+    def __init__(self, shards: Iterable[Shard], failures: Mapping[int, Failure] | None = None) -> None:
+        before = failures or {}
+        self._waiting = deque(Attempt.after(shard, before.get(shard.index)) for shard in shards)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -102,17 +114,21 @@ class Ledger:
 
     def fail(self, attempt: Attempt, trouble: Trouble, worker: str = "") -> Failure:
         """Count a failed attempt: the shard will be tried again, or is given up."""
-        shard = attempt.shard
-        is_last = attempt.number >= self._budgets.get(shard.index, self._attempts)
+        shard, died = attempt.shard, trouble.blames == "worker"
+        raised, deaths = attempt.raised + (not died), attempt.deaths + died
+        is_last = raised >= ATTEMPTS or deaths >= DEATHS
         if not is_last:
-            self._waiting.append(Attempt(shard, attempt.number + 1, attempt.failed_at | {worker}))
+            failed_at = attempt.failed_at | {worker}
+            self._waiting.append(Attempt(shard, attempt.number + 1, failed_at, raised, deaths))
         return Failure(
-            shard.index,
-            shard.start,
-            shard.stop,
-            attempt.number,
-            trouble.reason,
-            trouble.traceback,
-            trouble.host,
-            is_last,
+            shard=shard.index,
+            start=shard.start,
+            stop=shard.stop,
+            attempts=attempt.number,
+            reason=trouble.reason,
+            traceback=trouble.traceback,
+            host=trouble.host,
+            given_up=is_last,
+            raised=raised,
+            deaths=deaths,
         )

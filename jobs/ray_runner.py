@@ -17,7 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -308,7 +308,8 @@ class _Crew:
         for attempt in reversed(attempts[1:]):
             ledger.give_back(attempt)
         if attempts:
-            outcome = self._failed(seat, attempts[0], Trouble.of(error), ledger)
+            trouble = replace(Trouble.of(error), blames="worker")
+            outcome = self._failed(seat, attempts[0], trouble, ledger)
         if len(ledger) and not self._stop.draining:
             self._hire()
         return outcome
@@ -336,7 +337,7 @@ class _Crew:
         record = read_commit(self._run, attempt.shard)  # it may have died between its commit and its answer
         if record is not None:
             return record
-        if trouble.blames != "shard":
+        if trouble.blames in ("store", "lease"):
             ledger.give_back(attempt)
             self._store_failed += trouble.blames == "store"
             if trouble.blames == "lease" or self._store_failed >= len(self._seats):

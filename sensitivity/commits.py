@@ -62,7 +62,8 @@ class Commit:
 class Failure:
     """A shard that failed `attempts` times so far, with the last one's reason and traceback.
 
-    given_up: it is tried again only when that is asked for.
+    given_up: it is tried again only when that is asked for. raised, deaths: how its tries ended since it last was: in an
+    error, or with the worker.
     """
 
     shard: int
@@ -73,6 +74,8 @@ class Failure:
     traceback: str
     host: str
     given_up: bool = True
+    raised: int = 0
+    deaths: int = 0
 
 
 SUM_BYTES = 4

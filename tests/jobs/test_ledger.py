@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from jobs.ledger import Ledger, Trouble
+from jobs.ledger import DEATHS, Ledger, Trouble
+from sensitivity.commits import Failure
 from sensitivity.lease import LeaseLost
 from sensitivity.patience import StoreFailed
 from sensitivity.plan import Shard
@@ -49,12 +52,28 @@ def test_a_worker_gets_a_shard_back_only_where_nobody_else_can_have_it():
     ]
 
 
-@pytest.mark.parametrize(("before", "numbers"), [(1, [2, 3]), (3, [4, 5, 6]), (4, [5, 6])])
+@pytest.mark.parametrize(
+    ("before", "numbers"),
+    [
+        (Failure(0, 0, 10, 1, "", "", "", given_up=False, raised=1), [2, 3]),
+        (Failure(0, 0, 10, 3, "", "", "", given_up=True, raised=3), [4, 5, 6]),
+        (Failure(0, 0, 10, 4, "", "", "", given_up=False, raised=1, deaths=3), [5, 6]),
+    ],
+    ids=["one", "given up", "after deaths"],
+)
 def test_attempts_of_earlier_runs_count_and_a_shard_that_used_them_up_gets_as_many_again(before, numbers):
     ledger = Ledger(SHARDS[:1], {0: before})
     outcomes = [ledger.fail(attempt, trouble()) for attempt in iter(ledger.take, None)]
     assert [failure.attempts for failure in outcomes] == numbers
     assert [failure.given_up for failure in outcomes] == [False] * (len(numbers) - 1) + [True]
+
+
+def test_workers_may_die_more_often_than_a_shard_may_raise():
+    ledger = Ledger(SHARDS[:1])
+    died = replace(trouble(), blames="worker")
+    outcomes = [ledger.fail(attempt, died) for attempt in iter(ledger.take, None)]
+    assert [failure.given_up for failure in outcomes] == [False] * (DEATHS - 1) + [True]
+    assert (outcomes[-1].attempts, outcomes[-1].raised, outcomes[-1].deaths) == (DEATHS, 0, DEATHS)
 
 
 def test_a_store_that_fails_and_a_lease_that_is_lost_are_not_the_shards_fault():
