@@ -38,9 +38,15 @@ def was_for_memory(error: RayError, origin: ray.ObjectRef) -> bool | None:
         return True
     try:
         before: Origin = ray.get(origin, timeout=1.0)
-        there = NodeAffinitySchedulingStrategy(before.node, soft=False)
-        counted = ray.remote(num_cpus=0, max_retries=0)(machine.out_of_memory_kills).options(scheduling_strategy=there)
-        after: int | None = ray.get(counted.remote(), timeout=ANSWER_SECONDS)
+        after = _killed_on(before.node)
     except (RayError, GetTimeoutError):
         return None
     return None if before.killed is None or after is None else after > before.killed
+
+
+def _killed_on(node: str) -> int | None:
+    if node == ray.get_runtime_context().get_node_id():
+        return machine.out_of_memory_kills()
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    counted = ray.remote(num_cpus=0, max_retries=0)(machine.out_of_memory_kills).options(scheduling_strategy=there)
+    return ray.get(counted.remote(), timeout=ANSWER_SECONDS)

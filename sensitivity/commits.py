@@ -62,8 +62,8 @@ class Commit:
 class Failure:
     """A shard that failed `attempts` times so far, with the last one's reason and traceback.
 
-    given_up: it is tried again only when that is asked for. raised, deaths: how its tries ended since it last was: in an
-    error, or with the worker.
+    given_up: it is tried again only when that is asked for. raised, deaths: how its tries ended since then, in an error
+    or with the worker.
     """
 
     shard: int

@@ -11,6 +11,7 @@ committed is lost or computed again); the store is bit-identical to an undisturb
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -149,7 +150,11 @@ def _check(stage: Stage, points: list[str], tally: Tally) -> None:
     found = store(stage.folder / "run")
     if found != stage.expected:
         names = sorted(name for name in found.keys() | stage.expected if found.get(name) != stage.expected.get(name))
-        tally.wrong.append(f"{points}: the store differs from the undisturbed run's: {names[:5]}")
+        odd = [
+            record for record in map(json.loads, records(stage.folder / "run").values()) if record["setting"]["lost"]
+        ]
+        settings = [(record["shard"], record["attempt"], record["setting"]) for record in odd]
+        tally.wrong.append(f"{points}: the store differs from the undisturbed run's: {names[:5]}, {settings}")
     verified = stage.start("verify", "run").wait(PATIENCE)
     if verified != 0 or len(records(stage.folder / "run")) != SHARDS:
         tally.wrong.append(f"{points}: not verified: {stage.said()[-2000:]}")
