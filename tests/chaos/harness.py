@@ -150,10 +150,8 @@ def _check(stage: Stage, points: list[str], tally: Tally) -> None:
     found = store(stage.folder / "run")
     if found != stage.expected:
         names = sorted(name for name in found.keys() | stage.expected if found.get(name) != stage.expected.get(name))
-        odd = [
-            record for record in map(json.loads, records(stage.folder / "run").values()) if record["setting"]["lost"]
-        ]
-        settings = [(record["shard"], record["attempt"], record["setting"]) for record in odd]
+        commits = map(json.loads, records(stage.folder / "run").values())
+        settings = [(record["shard"], record["setting"]) for record in commits if record["setting"]["lost"]]
         tally.wrong.append(f"{points}: the store differs from the undisturbed run's: {names[:5]}, {settings}")
     verified = stage.start("verify", "run").wait(PATIENCE)
     if verified != 0 or len(records(stage.folder / "run")) != SHARDS:
