@@ -37,6 +37,8 @@ _CLIENT: Any = {"connect_timeout": "5s", "timeout": "300s", "read_timeout": "30s
 class Bucket(Place):
     """What lies below a URL of an object store."""
 
+    at_once = 32
+
     def __init__(self, url: str) -> None:
         if not url.startswith(SCHEMES):
             raise Refused(

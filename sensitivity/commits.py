@@ -175,7 +175,7 @@ def record_failure(run: Run, failure: Failure) -> None:
 
 def read_commit(run: Run, shard: Shard) -> Commit | None:
     """The shard's commit record, or None where there is none that agrees with the run and its chunks."""
-    found = _record(run, shard, with_chunks=True)
+    found = _record(run, shard, set())
     return found if isinstance(found, Commit) else None
 
 
@@ -192,14 +192,17 @@ class Odd:
 
 
 def each_record(run: Run, *, with_chunks: bool = True) -> Iterator[Commit | Odd]:
-    """Every commit record, in order. One listing, and one small file read a shard that is done.
+    """Every commit record, in order. Three listings, and one small file read a shard that is done.
 
     with_chunks: a record of which a chunk is gone does not count.
     """
-    for index in _listed(run, COMMITS):
-        found = _record(run, run.layout.shard(index), with_chunks=with_chunks)
-        if found is not None:
-            yield found
+    arrays = ("jacobian", "prediction") if with_chunks else ()
+    known = {f"{array}/{name}" for array in arrays for name in run.place.names(f"{RESULTS}/{array}")}
+
+    def read(index: int) -> Commit | Odd | None:
+        return _record(run, run.layout.shard(index), known if with_chunks else None)
+
+    yield from (found for found in run.place.each(read, _listed(run, COMMITS)) if found is not None)
 
 
 def each_commit(run: Run, say: Callable[[str], None] | None = None) -> Iterator[Commit]:
@@ -232,15 +235,17 @@ def missing(run: Run, done: Iterable[int]) -> list[Shard]:
     return [shard for shard in run.layout.shards() if shard.index not in committed]
 
 
-def _record(run: Run, shard: Shard, *, with_chunks: bool) -> Commit | Odd | None:
+def _record(run: Run, shard: Shard, known: set[str] | None) -> Commit | Odd | None:
+    """known: chunks that are there; others are looked for. None: none is."""
     file = _name(COMMITS, shard.index)
     content = run.place.read(file)
     if content is None:
         return None
     record = _opened(content)
     why = _disagreement(run, shard, record) if record else "the record is torn" if content else "the record is empty"
-    if record and with_chunks and not why:
-        gone = next((key for key in record.chunks if run.place.size(f"{RESULTS}/{key}") is None), None)
+    if record and known is not None and not why:
+        unknown = (key for key in record.chunks if key not in known)
+        gone = next((key for key in unknown if run.place.size(f"{RESULTS}/{key}") is None), None)
         why = f"its chunk {gone} is gone" if gone else ""
     return record if record and not why else Odd(shard.index, file, why)
 

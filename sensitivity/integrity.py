@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -42,14 +43,14 @@ class Inspected:
 def inspect(run: Run) -> Iterator[Inspected]:
     """Re-read every file that was promised: those of the run's beginning, then each shard's record and chunks."""
     files = run.content["files"]
-    found = [_of_the_run(run, name) for name in files]
+    found = list(run.place.each(lambda name: _of_the_run(run, name), files))
     job = None if run.content.get(SEAL) == seal(run.content) else Damage(None, JOB, "it has been changed")
     yield Inspected(None, len(files) + 1, [damage for damage in (job, *found) if damage is not None])
     for record in each_record(run, with_chunks=False):
         if isinstance(record, Odd):
             yield Inspected(record.shard, 1, [Damage(record.shard, record.file, record.why)])
         else:
-            found = [_of_a_shard(run, record, key) for key in record.chunks]
+            found = list(run.place.each(functools.partial(_of_a_shard, run, record), record.chunks))
             yield Inspected(record.shard, 1 + len(found), [damage for damage in found if damage is not None])
 
 

@@ -10,15 +10,17 @@ import contextlib
 import copy
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .patience import Arguments, Found, patiently
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
+Item = TypeVar("Item")
 UNFINISHED = (".partial", ".tmp")  # how Zarr's and our own half-written files end
 
 
@@ -26,6 +28,7 @@ class Place(ABC):
     """Every call is tried again while the store fails for a while; see `patiently` for what is raised then."""
 
     patient = True
+    at_once = 1  # calls that are worth making side by side
 
     def once(self) -> Self:
         """The same place without patience: every call is tried once."""
@@ -88,6 +91,14 @@ class Place(ABC):
         except ValueError:
             return None
         return content if isinstance(content, dict) else None
+
+    def each(self, act: Callable[[Item], Found], items: Iterable[Item]) -> Iterator[Found]:
+        """`act` of every item, in order; side by side where answers come from far away."""
+        if self.at_once == 1:
+            yield from map(act, items)
+            return
+        with ThreadPoolExecutor(self.at_once) as pool:
+            yield from pool.map(act, items)
 
     @abstractmethod
     def zarr(self, name: str) -> Store:

@@ -265,8 +265,9 @@ def owning(home: Place) -> Iterator[Lease]:
         try:
             yield lease
         finally:
-            if not lease.lost.is_set() and home.size(JOB) is None:
-                home.discard()
+            with contextlib.suppress(OSError):  # of a store that has failed, which was said
+                if not lease.lost.is_set() and home.once().size(JOB) is None:
+                    home.once().discard()
 
 
 def create(

@@ -26,14 +26,14 @@ PREDICTION_DIMS = JACOBIAN_DIMS[:3]
 LABEL_BLOCK = 1 << 20
 # Chosen by tests/benchmarks/codecs.py on real Jacobians.
 # Every codec chain ends with a checksum: what changed on the disk is never decoded, by whatever reads it.
-_LABEL_CODECS = (ZstdCodec(), Crc32cCodec())
+CHECKED = (Crc32cCodec(),)
 CODEC = BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle")
 
 
 def write_template(store: Store, survey: Survey, windows: Windows, facts: ModelFacts, layout: Layout) -> None:
     """Create `results.zarr` in `store`: labels filled in, `jacobian` and `prediction` all NaN and without chunks."""
     labels = _fixed_labels(survey, facts)
-    encoding: Any = {name: {"compressors": _LABEL_CODECS} for name in labels.coords}
+    encoding: Any = {name: {"compressors": (ZstdCodec(), *CHECKED)} for name in labels.coords}
     labels.to_zarr(store, zarr_format=3, consolidated=False, mode="w", encoding=encoding)
     group = zarr.open_group(store, mode="r+")
     sizes = (len(facts.outputs), facts.lags, facts.features)
@@ -96,7 +96,7 @@ def _create(
         dtype=dtype,
         fill_value=np.nan,
         dimension_names=dims,
-        compressors=(CODEC, Crc32cCodec()),
+        compressors=(CODEC, *CHECKED),
         chunk_key_encoding={"name": "default", "separator": "."},  # one directory: one fsync for its names
         attributes={**attributes, "coordinates": coordinates},
     )
@@ -108,7 +108,7 @@ def _write_time_and_skipped(group: zarr.Group, survey: Survey, windows: Windows)
     head.attrs.pop("_FillValue", None)  # every window has a time
     encoding = {key: head.attrs[key] for key in ("units", "calendar") if key in head.attrs}
     options: dict[str, Any] = {"shape": (count,), "chunks": (min(count, LABEL_BLOCK),), "dimension_names": ("time",)}
-    options["compressors"] = _LABEL_CODECS
+    options["compressors"] = (ZstdCodec(), *CHECKED)
     time = group.create_array("time", dtype=head.dtype, attributes=dict(head.attrs), **options)
     note: dict[str, Any] = {"long_name": "window touches a missing value of the series and is not computed"}
     skipped = group.create_array("skipped", dtype="bool", attributes=note, **options)

@@ -25,14 +25,14 @@ STEPS, FEATURES, LENGTH = 38_265, 4, 20
 JOB = 'model.path = "model.keras"\nseries = {path = "series.csv", time = "time"}\nrun.path = "run"\n'
 
 
-def build(folder: Path) -> None:
+def build(folder: Path, steps: int = STEPS) -> None:
     from keras import Input, Sequential, layers, utils
 
     utils.set_random_seed(0)
     stack = [layers.LSTM(120, activation="relu"), layers.Dense(100, "relu"), layers.Dense(50, "relu"), layers.Dense(1)]
     Sequential([Input((LENGTH, FEATURES)), *stack]).save(folder / "model.keras")
-    table = pd.DataFrame(np.random.default_rng(0).standard_normal((STEPS, FEATURES)), columns=list("abcd"))
-    table.insert(0, "time", pd.date_range("2000-01-01", periods=STEPS, freq="h"))
+    table = pd.DataFrame(np.random.default_rng(0).standard_normal((steps, FEATURES)), columns=list("abcd"))
+    table.insert(0, "time", pd.date_range("2000-01-01", periods=steps, freq="h"))
     table.to_csv(folder / "series.csv", index=False)
     (folder / "job.toml").write_text(JOB)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import ray
 import tensorflow as tf
 import xarray as xr
 from keras import layers
@@ -269,55 +266,6 @@ def wait_for_commits(run: Path, count: int, process: subprocess.Popen) -> None:
             process.kill()
         assert process.poll() is None, process.communicate()
         time.sleep(0.005)
-
-
-def kill_driver_and_workers(process: subprocess.Popen, run: Path) -> None:
-    """SIGKILL: the driver, and every worker that has committed anything since it started."""
-    workers = {json.loads(content)["pid"] for content in committed(run).values()}
-    process.kill()
-    for pid in workers:
-        try:
-            if "ShardWorker" in Path(f"/proc/{pid}/cmdline").read_text():
-                os.kill(pid, signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    process.communicate()
-
-
-def settled(run: Path) -> dict[str, bytes]:
-    """The commit records once no orphaned worker adds to them any more."""
-    before = committed(run)
-    while True:
-        time.sleep(1.0)
-        after = committed(run)
-        if after == before:
-            return after
-        before = after
-
-
-def test_killed_at_three_moments_and_resumed_nothing_is_lost_or_computed_twice(write_job, ray_session, tmp_path):
-    """With a Ray of the run's own, which dies with it, and with one that goes on."""
-    knobs = {"kernel": "gradient", "windows_per_call": 2}  # timed, another might be taken, that rounds otherwise
-    file = lstm_job(write_job, steps=6005, sensitivity=knobs, run={"shard_windows": 100})
-    run_job(Job.load(rerouted(file, "undisturbed")), How(serial=True))
-    run = tmp_path / "run"
-    cluster = ("--address", ray.get_runtime_context().gcs_address)
-    for moment, options in ((1, ()), (15, cluster), (30, cluster)):
-        process = start("run", "job.toml", *options, cwd=tmp_path)
-        (run / "commits").exists() or time.sleep(0.1)
-        wait_for_commits(run, moment, process)
-        kill_driver_and_workers(process, run)
-        before = settled(run)
-        assert moment <= len(before) < 60
-    process = start("resume", "run", *cluster, cwd=tmp_path)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, err
-    assert f"{len(before)} of 60 shards are committed, {60 - len(before)} to compute" in err
-    assert out.strip() == str(run / "results.zarr")
-    after = committed(run)
-    assert len(after) == 60
-    assert {name: after[name] for name in before} == before
-    assert contents(run) == contents(tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize("options", [("--serial",), ()], ids=["serial", "ray"])

@@ -87,9 +87,15 @@ def test_shards_that_are_not_finished_in_time_are_abandoned(write_job, undisturb
     from sensitivity.worker import Worker
 
     compute = Worker.compute
-    monkeypatch.setattr(Worker, "compute", lambda *given: (time.sleep(0.3), compute(*given))[1])
-    with meanwhile(terminate, Folder(tmp_path / "run"), 2):
-        summary = run_job(Job.load(small_job(write_job)), How(serial=True, grace=0.05))
+
+    def slow_third(worker, shard, attempt):
+        if shard.index == 2:
+            terminate()
+            time.sleep(PATIENCE)
+        return compute(worker, shard, attempt)
+
+    monkeypatch.setattr(Worker, "compute", slow_third)
+    summary = run_job(Job.load(small_job(write_job)), How(serial=True, grace=0.05))
     assert summary.stopped == "the time to finish is over"
     assert summary.done == 2
     monkeypatch.undo()

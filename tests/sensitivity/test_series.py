@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sensitivity import readers
+from sensitivity.addresses import place_at
 from sensitivity.errors import Refused
 from sensitivity.folders import Folder
 from sensitivity.job import Scaling, SeriesSection
-from sensitivity.series import TimeAxis, Windows, first_windows, ingest, ingested, open_series, survey
+from sensitivity.series import TimeAxis, Windows, first_windows, ingest, ingested, is_sliceable, open_series, survey
 from tests.conftest import cut, frame
 
 FORMATS = ("csv", "csv.gz", "parquet", "nc", "zarr", "npy")
@@ -57,6 +58,19 @@ def test_every_format_tells_the_same_series(tmp_path, form, monkeypatch):
         np.testing.assert_array_equal(found.axis.at(np.arange(50)), table["time"].to_numpy())
         monkeypatch.setattr(readers, "BLOCK_STEPS", 1000)
         assert found.fingerprint == survey(write_csv(table, tmp_path)).fingerprint
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_series_of_any_format_is_read_from_an_object_store(tmp_path, form, s3):
+    section = write(frame(50), tmp_path, form)
+    folder, bucket = Folder(tmp_path), place_at(s3.home)
+    for name in folder.files():
+        bucket.write(name, folder.read(name))
+    remote = section.model_copy(update={"path": f"{s3.home}/series.{form}"})
+    assert survey(remote) == survey(section)
+    assert is_sliceable(remote) == (form == "zarr")
+    with pytest.raises(Refused, match=f"s3://.*gone.{form}"):
+        survey(section.model_copy(update={"path": f"{s3.home}/gone.{form}"}))
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -1,0 +1,107 @@
+"""What it costs that nothing is lost: the classic case with fsync, checksums and lease, and without.
+
+    python tests/benchmarks/durability.py
+
+Two processes of one thread each compute shards of two runs in turn, one as always, one that writes without fsync,
+without a checksum in the codecs and in the record, and looks at no lease. Printed: windows/s of each way, both
+processes together, and the ratio; per process the ratio of each pair of shards gives the spread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+
+from tests.benchmarks.classic import build
+
+STEPS, SHARD = 150_000, 2_048
+
+
+@contextlib.contextmanager
+def careless() -> Iterator[None]:
+    """Without what this benchmark is about."""
+    from sensitivity import commits, folders
+    from sensitivity.store import Run
+
+    with (
+        mock.patch.object(folders, "sync", return_value=None),
+        mock.patch.object(os, "fsync", return_value=None),
+        mock.patch.object(Run, "require_lease", return_value=None),
+        mock.patch.object(commits, "_end", return_value=""),
+        mock.patch.object(commits, "seal", return_value=""),
+    ):
+        yield
+
+
+def make_runs(folder: Path) -> None:
+    """The same job in two run directories, of which one has a template without checksums."""
+    from jobs.prepare import prepare
+    from jobs.resources import Resources
+    from sensitivity import template
+    from sensitivity.addresses import place_at
+    from sensitivity.job import Job
+
+    prepared = prepare(Job.load(folder / "job.toml"), Resources(2, 0, 8 * 10**9))
+    prepared.open_or_create(place_at(folder / "careful"))
+    with mock.patch.object(template, "CHECKED", ()):
+        prepared.open_or_create(place_at(folder / "careless"))
+
+
+def compute(folder: Path, which: int, begin: float) -> tuple[np.ndarray, int]:
+    """Seconds of every shard of this process, `(shard, way)` with the careful way first, and windows a way."""
+    from sensitivity.device import use_threads
+
+    use_threads(1, gpu=False)
+    from sensitivity.lease import owned
+    from sensitivity.store import Run
+    from sensitivity.worker import Worker
+
+    careful, other = Run.open(folder / "careful"), Run.open(folder / "careless")
+    workers = [Worker(careful), Worker(other)]
+    for worker in workers:
+        worker.warm_up()
+    seconds, windows = [], 0
+    time.sleep(max(0.0, begin - time.time()))
+    with owned(careful.place) if which == 0 else contextlib.nullcontext() as lease:
+        workers[0].run = careful.held(lease) if lease else careful
+        for turn, shard in enumerate(list(careful.layout.shards())[which::2]):
+            spent = [0.0, 0.0]
+            for way in (0, 1) if turn % 2 else (1, 0):
+                with careless() if way else contextlib.nullcontext():
+                    start = time.perf_counter()
+                    record = workers[way].compute(shard)
+                    spent[way] = time.perf_counter() - start
+            seconds.append(spent)
+            windows += record.computed
+    return np.array(seconds), windows
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(dir=".") as name:
+        folder = Path(name)
+        build(folder, STEPS)
+        job = folder / "job.toml"
+        job.write_text(job.read_text() + f"run.shard_windows = {SHARD}\n")
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            pool.apply(make_runs, (folder,))
+            found = pool.starmap(compute, [(folder, which, time.time() + 20) for which in (0, 1)])
+    rates = [sum(windows / seconds[:, way].sum() for seconds, windows in found) for way in (0, 1)]
+    ratios = np.concatenate([seconds[:, 1] / seconds[:, 0] for seconds, _ in found])
+    print(f"as always  {rates[0]:10,.0f} windows/s")
+    print(f"careless   {rates[1]:10,.0f} windows/s")
+    print(f"ratio      {rates[0] / rates[1]:10.3f}")
+    print(f"by pair of shards: median {np.median(ratios):.3f}, quartiles {np.quantile(ratios, [0.25, 0.75]).round(3)}")
+
+
+if __name__ == "__main__":
+    main()
