@@ -17,7 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from .errors import Refused
+from .errors import Refused, gist
+from .heads import require_batched
 from .layers import as_graph, calls_wrapped, leaf_layers, steps_folded
 from .loading import cast
 from .model import Target
@@ -88,6 +89,7 @@ def require_independent(target: Target, samples: np.ndarray) -> None:
     with failures_refused("called"):
         layers = _Layers(target)
         first = layers(samples)
+        require_batched({target.of: first[-1]}, SAMPLES)
         for again in (layers, _Layers(target)):  # in a graph of its own, too: a layer may draw while it is traced
             _require_same(layers.names, first, again(samples), slice(None), _DIFFERENT, _RANDOM)
         for sample in range(SAMPLES):
@@ -106,10 +108,9 @@ def failures_refused(what: str) -> Iterator[None]:
     except Refused:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
         raise Refused(
             "model.path",
-            given=f"a model that fails when {what} on windows of the series ({type(error).__name__}: {reason})",
+            given=f"a model that fails when {what} on windows of the series ({gist(error)})",
             allowed="a model that takes the windows of its series and has a gradient there",
             remedy="check the series against what the model was trained on, series.scaling first",
         ) from error

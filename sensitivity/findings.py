@@ -21,6 +21,7 @@ _EXPECTED = {
     "tuple_type": "a list",
     "model_type": "a table",
     "too_short": "at least one value",
+    "string_pattern_mismatch": "a path or URL, without NUL characters",
 }
 
 
@@ -77,6 +78,8 @@ def _allowed(finding: Any) -> str:
         return f"{context['ge']} or more"
     if kind == "greater_than":
         return f"more than {context['gt']}"
+    if kind == "less_than":
+        return f"less than {context['lt']}"
     return _EXPECTED.get(kind, finding["msg"])
 
 

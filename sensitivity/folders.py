@@ -7,11 +7,13 @@ import errno
 import os
 import shutil
 import socket
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .patience import reason
 from .places import Place
 
 if TYPE_CHECKING:
@@ -52,7 +54,11 @@ class Folder(Place):
         existing = self._existing()
         if not existing.is_dir():
             return f"{existing} is a file"
-        return None if os.access(existing, os.W_OK | os.X_OK) else f"{existing} is not writable"
+        try:  # rights alone do not tell, of a network's file system or a kernel's
+            tempfile.TemporaryFile(dir=existing).close()
+        except OSError as error:
+            return f"{existing} is not writable ({reason(error)})"
+        return None
 
     def _existing(self) -> Path:
         return next(folder for folder in (self.path, *self.path.parents) if folder.exists())

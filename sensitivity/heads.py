@@ -113,6 +113,19 @@ def joined(heads: dict[str, tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.reshape(head, (-1, *shapes[name])) for name, head in heads.items()], axis=-1)
 
 
+def require_batched(heads: dict[str, Any], windows: int) -> None:
+    """Refuse outputs that are not one or more numbers of each of so many windows."""
+    for name, head in heads.items():
+        shape = tuple(head.shape)
+        if shape[:1] != (windows,) or 0 in shape:
+            raise Refused(
+                "model.path",
+                given=f"output {name!r} of shape {shape} for {windows} windows",
+                allowed=f"({windows}), ({windows}, output) or ({windows}, output_step, output), each 1 or more",
+                remedy="keep the batch as the output's first axis, without a reduction over it",
+            )
+
+
 def steps_and_channels(head: Any) -> tuple[int, int]:
     shape = tuple(head.shape[1:])
     if len(shape) > 2:
@@ -133,10 +146,11 @@ def labels(channels: dict[str, int]) -> tuple[str, ...]:
 
 def require_floating(heads: dict[str, Any]) -> None:
     for name, head in heads.items():
-        if not (tf.is_tensor(head) and head.dtype.is_floating):
+        if not (isinstance(head, tf.Tensor) and head.dtype.is_floating):
+            dtype = getattr(head, "dtype", None)
             raise Refused(
                 "sensitivity.of",
-                given=f"output {name!r} of {getattr(head, 'dtype', type(head).__name__)}",
+                given=f"output {name!r} ({type(head).__name__}{f' of {dtype.name}' if dtype else ''})",
                 allowed="floating-point tensors: others have no derivative",
                 remedy="name another output, or end the model before it rounds or chooses",
             )

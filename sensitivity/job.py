@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +19,12 @@ from .findings import refusals, unknown_key
 from .patience import reason
 
 Auto = Literal["auto"]
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, lt=1 << 63)]
+Address = Annotated[str, Field(pattern="^[^\0]+$")]
 SERIES_FORMATS = (".csv", ".csv.gz", ".parquet", ".nc", ".zarr", ".npy")
+LONGEST_PATH = 1000  # of 4,096 that Linux takes
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(:([1-9]\d*)?)?")
+_SLICE = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?(:([1-9]\d{0,17})?)?")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B\s*", re.IGNORECASE)
 
 
@@ -51,7 +55,7 @@ class Section(BaseModel):
 class ModelSection(Section):
     """`path`: a `.keras` file or `package.module:function` returning a keras.Model."""
 
-    path: str
+    path: Address
 
     @property
     def is_function(self) -> bool:
@@ -87,7 +91,7 @@ class Scaling(Section):
 
 
 class SeriesSection(Section):
-    path: str
+    path: Address
     time: str | None = None
     features: Annotated[list[str], Field(min_length=1)] | None = None
     scaling: Scaling | None = None
@@ -175,7 +179,7 @@ class SensitivitySection(Section):
 
 
 class RunSection(Section):
-    path: str
+    path: Address
     workers: Positive | Auto = "auto"
     cpus_per_worker: Positive = 1
     gpus_per_worker: Annotated[FiniteFloat, Field(ge=0)] | Auto = "auto"
@@ -239,75 +243,64 @@ class Job(Section):
         return job._resolved(directory)
 
     def _resolved(self, directory: Path) -> Job:
-        for key, path in (("model", self.model.path), ("series", self.series.path), ("run", self.run.path)):
-            if scheme(path):
-                _refused_as(f"{key}.path", place_at, path)
+        sections = {"series": self.series, "run": self.run} | ({} if self.model.is_function else {"model": self.model})
 
-        def absolute(section: Any) -> Any:
-            if scheme(section.path):
-                return section
-            return section.model_copy(update={"path": os.path.normpath(directory / Path(section.path).expanduser())})
+        def absolute(key: str, section: Any) -> Any:
+            return section.model_copy(update={"path": _absolute(f"{key}.path", section.path, directory)})
 
-        return self.model_copy(
-            update={
-                "model": self.model if self.model.is_function else absolute(self.model),
-                "series": absolute(self.series),
-                "run": absolute(self.run),
-            }
-        )
+        return self.model_copy(update={key: absolute(key, section) for key, section in sections.items()})
 
     def require_files(self) -> None:
         """Refuse a model or series that is not there, or of a kind that is not served."""
         if not self.model.is_function:
             _require_model_file(self.model.path)
         _require_series_file(self.series.path)
-        if scheme(self.run.path):
-            _version("run.path", f"{self.run.path}/job.json")
-        elif _exists(Path(self.run.path)) and not Path(self.run.path).is_dir():
-            raise Refused(
-                "run.path",
-                given=self.run.path,
-                allowed="a directory, or a path where one can be made",
-                remedy="choose another path: a file is in the way",
-            )
+        _require_run_path(self.run.path)
 
 
 def parse_bytes(text: str, *, key: str = "memory") -> int:
     """`"4GB"` → 4_000_000_000, `"512MiB"` → 536_870_912. Refuses anything else in the name of `key`."""
     match = _SIZE.fullmatch(text)
-    size = 0
+    size = 0.0
     if match:
         number, prefix, binary = match.groups()
-        size = int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
-    if size <= 0:
+        size = float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " ")
+    if not 1 <= size < math.inf:
         raise Refused(
             key,
             given=f"{text!r}",
             allowed='a size with its unit, such as "4GB" or "512MiB"',
             remedy="write a positive number followed by B, kB, MB, GB, TB, or KiB, MiB, GiB, TiB",
         )
-    return size
+    return int(size)
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        repr(content)  # no message could tell a number of thousands of digits
+        return content
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise Refused(
             "job file", given=f"{file} ({reason})", allowed="a readable TOML file", remedy="check the path"
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(
             "job file", given=f"{file}: {error}", allowed="valid TOML", remedy="mend the file at that line"
         ) from error
 
 
-def _exists(path: Path) -> bool:
+def _absolute(key: str, path: str, directory: Path) -> str:
+    if scheme(path):
+        _refused_as(key, place_at, path)
+        return path
     try:
-        return path.exists()
-    except OSError:  # a name that is too long, say
-        return False
+        return os.path.normpath(directory / Path(path).expanduser())
+    except RuntimeError as error:
+        raise Refused(
+            key, given=f"{path} ({error})", allowed="~ of a user of this machine", remedy="write the path out"
+        ) from error
 
 
 def _refused_as(key: str, act: Callable[[str], Any], path: str) -> Any:
@@ -335,10 +328,40 @@ def _version(key: str, path: str) -> str | None:
         ) from error
 
 
+def _missing(key: str, path: str) -> str:
+    """Why there is nothing that can be read; empty where there is."""
+    if _version(key, path) is None:
+        return "no such file"
+    return "" if scheme(path) or Path(path).is_file() or Path(path).is_dir() else "no file that can be read twice"
+
+
+def _require_run_path(path: str) -> None:
+    if scheme(path):
+        _version("run.path", f"{path}/job.json")
+    elif trouble := _run_trouble(path):
+        raise Refused(
+            "run.path",
+            given=f"{path} ({trouble})",
+            allowed="a directory, or a path where one can be made",
+            remedy="choose another path",
+        )
+
+
+def _run_trouble(path: str) -> str:
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        return f"more than {LONGEST_PATH:,} bytes, too long for files below it"
+    try:
+        return "" if stat.S_ISDIR(os.stat(path).st_mode) else "a file is in the way"
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return reason(error)
+
+
 def _require_model_file(path: str) -> None:
     allowed = "a .keras file, or package.module:function returning a keras.Model"
-    if _version("model.path", path) is None:
-        raise Refused("model.path", given=f"{path} (no such file)", allowed=allowed, remedy="check the path")
+    if trouble := _missing("model.path", path):
+        raise Refused("model.path", given=f"{path} ({trouble})", allowed=allowed, remedy="check the path")
     if Path(path).is_dir():
         raise Refused(
             "model.path",
@@ -360,8 +383,8 @@ def _require_series_file(path: str) -> None:
             allowed=" ".join(SERIES_FORMATS),
             remedy="convert the series to one of these formats",
         )
-    file = f"{path}/zarr.json" if scheme(path) and path.endswith(".zarr") else path
-    if _version("series.path", file) is None:
-        raise Refused(
-            "series.path", given=f"{path} (no such file)", allowed="an existing series", remedy="check the path"
-        )
+    trouble = _missing("series.path", f"{path}/zarr.json" if scheme(path) and path.endswith(".zarr") else path)
+    if not trouble and Path(path).is_dir() and not path.endswith(".zarr"):
+        trouble = "a directory"
+    if trouble:
+        raise Refused("series.path", given=f"{path} ({trouble})", allowed="an existing series", remedy="check the path")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .addresses import place_of
-from .errors import Refused
+from .errors import Refused, gist
 from .job import ModelSection
 from .layers import keras, leaf_layers
 
@@ -52,10 +52,9 @@ def load_file(path: Path, *, trust: bool = False) -> keras.Model:
     try:
         return keras.models.load_model(path, compile=False, safe_mode=not trust)
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0][:300]
         raise Refused(
             "model.path",
-            given=f"{path} ({type(error).__name__}: {reason})",
+            given=f"{path} ({gist(error)})",
             allowed="a .keras file that keras.models.load_model reads",
             remedy='save it again with this Keras; with custom classes, give model.path = "package.module:function"',
         ) from error
@@ -66,14 +65,14 @@ def _require_archive(path: Path, trust: bool) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             config = json.loads(archive.read("config.json"))
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # every part of an archive has its own way of being damaged
         raise Refused(
             "model.path",
-            given=f"{path} ({error})",
+            given=f"{path} ({gist(error)})",
             allowed="a .keras archive",
             remedy='save the model again with model.save("model.keras")',
         ) from error
-    stored = [node["config"]["name"] for node in _nodes(config) if _is_stored_lambda(node)]
+    stored = [node["config"].get("name") for node in _nodes(config) if _is_stored_lambda(node)]
     if stored and not trust:
         raise Refused(
             "model.path",
@@ -85,7 +84,8 @@ def _require_archive(path: Path, trust: bool) -> None:
 
 
 def _is_stored_lambda(node: dict[str, Any]) -> bool:
-    function = node.get("config", {}).get("function") if node.get("class_name") == "Lambda" else None
+    config = node.get("config") if node.get("class_name") == "Lambda" else None
+    function = config.get("function") if isinstance(config, dict) else None
     return isinstance(function, dict) and function.get("class_name") == "__lambda__"
 
 
@@ -108,7 +108,7 @@ def _call_function(path: str, directory: str) -> keras.Model:
     except (Exception, SystemExit) as error:
         raise Refused(
             "model.path",
-            given=f"{path} ({type(error).__name__}: {error})",
+            given=f"{path} ({gist(error)})",
             allowed=allowed,
             remedy=f"make `from {module} import {name}; {name}()` work in {directory}",
         ) from error
@@ -135,7 +135,7 @@ def cast(model: keras.Model, dtype: str) -> keras.Model:
     except Exception as error:
         raise Refused(
             "run.dtype",
-            given=f"{dtype} for a model of {', '.join(sorted(policies))} that cannot be rebuilt ({error})",
+            given=f"{dtype} for a model of {', '.join(sorted(policies))} that cannot be rebuilt ({gist(error)})",
             allowed="the model's own dtype",
             remedy=f"build the model in {dtype}, or give its classes get_config",
         ) from error

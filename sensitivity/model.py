@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from .errors import Refused
 from .fitness import Unfit
-from .heads import Selection, heads, joined, labels, require_floating, select, steps_and_channels
+from .heads import Selection, heads, joined, labels, require_batched, require_floating, select, steps_and_channels
 from .job import WindowsSection
 from .layers import keras
 from .recurrence import Recurrence, recurrence
@@ -187,6 +187,7 @@ def _run_once(
     seen = traced(model, tf.zeros((2, *shape), dtype))
     found = heads(model, seen.output, of)
     require_floating(found)
+    require_batched(found, 2)
     shapes = {name: steps_and_channels(head) for name, head in found.items()}
     steps = next(iter(shapes.values()))[0]
     names = labels({name: channels for name, (_, channels) in shapes.items()})
@@ -255,6 +256,13 @@ def _declared_input(model: keras.Model) -> tuple[int | None, ...] | None:
         )
     if not inputs:
         return None
+    if "float" not in inputs[0].dtype:
+        raise Refused(
+            "model.path",
+            given=f"an input of {inputs[0].dtype}",
+            allowed="floating-point inputs: there is no derivative by others",
+            remedy="give the part of the model that begins with numbers, after a lookup or an embedding",
+        )
     shape = tuple(inputs[0].shape[1:])
     if len(shape) not in (1, 2):
         raise Refused(

@@ -12,6 +12,7 @@ import itertools
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .addresses import place_of, scheme
-from .errors import Refused
+from .errors import Refused, gist
 
 BLOCK_STEPS = 1 << 18
 
@@ -65,7 +66,7 @@ def _open_file(path: str, file: str, time: str | None, features: Sequence[str] |
     if file.endswith(".parquet"):
         return _Parquet(path, file, time, features)
     if file.endswith(".npy"):
-        return _Matrix(path, np.load(file, mmap_mode="r", allow_pickle=False), time, features)
+        return _Matrix(path, np.lib.format.open_memmap(file, mode="r"), time, features)
     return _Dataset(path, _open_dataset(file, engine=None), time, features)
 
 
@@ -85,10 +86,9 @@ def _fetched_once(url: str, version: str | None) -> Path:
 
 
 def unreadable(path: str, error: Exception) -> Refused:
-    reason = str(error).strip().partition("\n")[0]
     return Refused(
         "series.path",
-        given=f"{path} ({type(error).__name__}: {reason})",
+        given=f"{path} ({gist(error)})",
         allowed="a file that its ending describes",
         remedy="save it as UTF-8"
         if isinstance(error, UnicodeDecodeError)
@@ -108,6 +108,7 @@ class _Table(ABC):
         if time is not None and time not in columns:
             raise _no_column("series.time", [time], columns)
         self.features = choose_features([name for name in columns if name != time], features)
+        _require_once(self._columns, columns)
 
     @property
     def _columns(self) -> list[str]:
@@ -138,13 +139,22 @@ class _Csv(_Table):
     def __init__(self, path: str, file: str, time: str | None, features: Sequence[str] | None) -> None:
         import pandas as pd
 
-        super().__init__(path, file, list(pd.read_csv(file, nrows=0).columns), time, features)
+        written = pd.read_csv(file, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
+        self._known = list(
+            map(str, pd.read_csv(file, nrows=0))
+        )  # where names are left out or repeated, pandas makes some up
+        names = [own or name for own, name in zip(written, self._known, strict=True)]
+        super().__init__(path, file, names, time, features)
 
     def _frames(self) -> Iterator[Any]:
         import pandas as pd
 
-        with pd.read_csv(self.file, usecols=self._columns, chunksize=BLOCK_STEPS) as chunks:
-            yield from chunks
+        others = {name: str for name in self._known if name not in self._columns}  # with usecols, long rows would pass
+        with pd.read_csv(self.file, dtype=others, chunksize=BLOCK_STEPS) as chunks:
+            for frame in chunks:
+                if not isinstance(frame.index, pd.RangeIndex):  # columns would be shifted
+                    raise ValueError("rows have more values than the header has names")
+                yield frame
 
 
 class _Parquet(_Table):
@@ -153,9 +163,9 @@ class _Parquet(_Table):
 
         with pq.ParquetFile(file) as opened:
             names = [name for name in opened.schema_arrow.names if not name.startswith("__index_level_")]
-            if time is not None and time in opened.schema_arrow.names:
+            if time is not None and time in opened.schema_arrow.names and time not in names:
                 names.append(time)
-        super().__init__(path, file, list(dict.fromkeys(names)), time, features)
+        super().__init__(path, file, names, time, features)
 
     def _frames(self) -> Iterator[Any]:
         import pyarrow.parquet as pq
@@ -227,8 +237,11 @@ class _Dataset(_Sliced):
         self.path, self._dataset = path, dataset
         self._time = _time_variable(dataset, time)
         dim = self._time.dims[0] if self._time is not None else _leading_dim(path, dataset, features)
-        self._places = _columns_along(dataset, dim)
-        self.features = choose_features(list(self._places), features)
+        columns = _columns_along(dataset, dim)
+        names = [name for name, _ in columns]
+        self.features = choose_features(names, features)
+        _require_once(self.features, names)
+        self._places = dict(columns)
         self.steps = dataset.sizes[dim]
 
     def _times(self, start: int, stop: int) -> np.ndarray | None:
@@ -292,18 +305,18 @@ def _leading_dim(path: str, dataset: Any, features: Sequence[str] | None) -> str
     return dims[0]
 
 
-def _columns_along(dataset: Any, dim: str) -> dict[str, tuple[str, int | None]]:
-    """Feature name → (variable, column in it, or None for a one-dimensional variable)."""
-    places: dict[str, tuple[str, int | None]] = {}
+def _columns_along(dataset: Any, dim: str) -> list[tuple[str, tuple[str, int | None]]]:
+    """Of each feature the name, and (variable, column in it, or None for a one-dimensional variable)."""
+    places: list[tuple[str, tuple[str, int | None]]] = []
     for name, variable in dataset.data_vars.items():
         if variable.dtype.kind not in "iufb" or variable.ndim not in (1, 2) or variable.dims[0] != dim:
             continue
         if variable.ndim == 1:
-            places[str(name)] = (name, None)
+            places.append((str(name), (name, None)))
             continue
         labels = variable[variable.dims[1]].values if variable.dims[1] in variable.coords else None
         for i in range(variable.shape[1]):
-            places[str(labels[i]) if labels is not None else f"{name}_{i}"] = (name, i)
+            places.append((str(labels[i]) if labels is not None else f"{name}_{i}", (name, i)))
     return places
 
 
@@ -313,6 +326,19 @@ def choose_features(columns: Sequence[str], features: Sequence[str] | None) -> t
     if missing or not columns:
         raise _no_column("series.features", missing, columns)
     return tuple(features or columns)
+
+
+def _require_once(used: Sequence[str], columns: Sequence[str]) -> None:
+    """Refuse to take a column of which there are two."""
+    count = Counter(columns)
+    twice = [name for name in dict.fromkeys(used) if count[name] > 1]
+    if twice:
+        raise Refused(
+            "series.features",
+            given=f"{', '.join(twice)}, {count[twice[0]]} columns of this name in the series",
+            allowed="columns that have names of their own",
+            remedy="rename one of them in the series",
+        )
 
 
 def _no_column(key: str, missing: Sequence[str], columns: Sequence[str]) -> Refused:

@@ -175,7 +175,7 @@ def survey(section: SeriesSection) -> Survey:
         times = clock.read(block)
         sums.add(block.values)
         of_times.update(times.tobytes() if times is not None else b"")
-        of_values.update(np.where(np.isnan(block.values), np.nan, block.values + 0.0).tobytes())  # one NaN, one zero
+        of_values.update((np.where(np.isnan(block.values), np.nan, block.values) + 0.0).tobytes())  # one NaN, one zero
     if not sums.steps:
         raise Refused("series.path", given=f"{section.path} (no steps)", allowed="one step or more", remedy="fill it")
     fingerprint = hashlib.blake2b(of_times.digest() + of_values.digest(), digest_size=16)

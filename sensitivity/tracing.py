@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .errors import Refused
+from .errors import Refused, gist
 from .layers import as_graph, calls_wrapped, function_of, keras, leaf_layers, steps_folded
 
 
@@ -63,8 +63,7 @@ def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
     except Exception as error:
         raise Refused(
             "model.path",
-            given=f"a model that fails on windows of shape {tuple(zeros.shape[1:])} "
-            f"({type(error).__name__}: {str(error)[:300]})",
+            given=f"a model that fails on windows of shape {tuple(zeros.shape[1:])} ({gist(error)})",
             allowed="a model that takes (batch, lag, feature)",
             remedy="check windows.length and series.features against the model's training",
         ) from error
