@@ -19,7 +19,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import WrapperStore
 
 from .checksums import SEAL, checksum, seal
-from .patience import patiently
+from .patience import StoreFailed, patiently
 from .plan import Shard
 from .store import COMMITS, FAILURES, RESULTS, Run
 
@@ -157,16 +157,31 @@ def _end(chunk: bytes) -> str:
 
 
 def commit(run: Run, record: Commit) -> Commit:
-    """Make the shard count as done, and forget its earlier failures; the record that stands."""
+    """Make the shard count as done, and forget its earlier failures; the record that stands.
+
+    Of two workers that computed it, one of them taken for dead, the first stands; but if they round differently, the one
+    whose chunks are there. Raises `StoreFailed`, and the shard is missing, where some are of the one and some of the
+    other.
+    """
     name, content = _name(COMMITS, record.shard), _sealed(record)
     if not run.place.create(name, content):
         earlier = read_commit(run, run.layout.shard(record.shard))
-        if earlier is not None:
+        if earlier is not None and _is_stored(run, earlier):
             return earlier
+        if earlier is not None and not _is_stored(run, record):
+            run.place.delete(name)
+            raise StoreFailed(
+                f"{run.place}: two workers wrote shard {record.shard} at once; it is to be computed again"
+            )
         run.place.write(name, content)
     if record.attempt > 1:
         run.place.delete(_name(FAILURES, record.shard))
     return record
+
+
+def _is_stored(run: Run, record: Commit) -> bool:
+    stored = (run.place.read(f"{RESULTS}/{key}") for key in record.chunks)
+    return [chunk_checksum(chunk or b"") for chunk in stored] == list(record.chunks.values())
 
 
 def record_failure(run: Run, failure: Failure) -> None:

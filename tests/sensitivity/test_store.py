@@ -31,6 +31,7 @@ from sensitivity.commits import (
 from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
 from sensitivity.job import Job
+from sensitivity.patience import StoreFailed
 from sensitivity.store import Run
 from sensitivity.worker import Worker
 from tests.conftest import cut, frame, sequential, tape_jacobian, worst
@@ -236,6 +237,33 @@ def test_failures_are_kept_until_the_shard_is_committed(run):
     assert read_failures(run) == {}
     commit(run, record)
     assert read_commit(run, run.layout.shard(3)) == record
+
+
+def rounded_otherwise(run: Run, index: int) -> dict[str, str]:
+    """The shard's chunks written by a worker whose arithmetic differs in the last digit; their checksums."""
+    results, shard = Results(run), run.layout.shard(index)
+    stored = xr.open_zarr(run.results)
+    results.write_jacobian(shard.start, shard.stop, stored["jacobian"].values[shard.start : shard.stop] * 1.0000001)
+    results.write_prediction(shard, stored["prediction"].values[shard.start : shard.stop] * 1.0000001)
+    return results.make_durable(shard)
+
+
+def test_of_two_workers_that_computed_a_shard_the_record_tells_of_what_is_stored(run):
+    first = Worker(run.place).compute(run.layout.shard(3))
+    before = {key: (run.place.path / "results.zarr" / key).read_bytes() for key in first.chunks}
+    second = replace(first, chunks=rounded_otherwise(run, 3), host="another")
+    assert second.chunks != first.chunks
+    assert commit(run, second) == second  # its chunks came last
+    for key, chunk in before.items():
+        (run.place.path / "results.zarr" / key).write_bytes(chunk)
+    assert commit(run, first) == first
+    assert commit(run, second) == first  # though its record comes last
+    rounded_otherwise(run, 3)
+    key = next(iter(before))
+    (run.place.path / "results.zarr" / key).write_bytes(before[key])
+    with pytest.raises(StoreFailed, match="two workers wrote shard 3"):
+        commit(run, second)
+    assert read_commits(run) == {}
 
 
 def edit(file: Path, old: str, new: str) -> Path:
