@@ -159,9 +159,8 @@ def _end(chunk: bytes) -> str:
 def commit(run: Run, record: Commit) -> Commit:
     """Make the shard count as done, and forget its earlier failures; the record that stands.
 
-    Of two workers that computed it, one of them taken for dead, the first stands; but if they round differently, the one
-    whose chunks are there. Raises `StoreFailed`, and the shard is missing, where some are of the one and some of the
-    other.
+    Of two workers that computed it, one of them taken for dead, the first's stands; if they round differently, that of
+    the one whose chunks are there. Raises `StoreFailed`, and the shard is missing, where they are of both.
     """
     name, content = _name(COMMITS, record.shard), _sealed(record)
     if not run.place.create(name, content):
@@ -170,9 +169,7 @@ def commit(run: Run, record: Commit) -> Commit:
             return earlier
         if earlier is not None and not _is_stored(run, record):
             run.place.delete(name)
-            raise StoreFailed(
-                f"{run.place}: two workers wrote shard {record.shard} at once; it is to be computed again"
-            )
+            raise StoreFailed(f"{run.place}: two workers wrote shard {record.shard} at once: it is missing again")
         run.place.write(name, content)
     if record.attempt > 1:
         run.place.delete(_name(FAILURES, record.shard))

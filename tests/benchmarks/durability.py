@@ -24,7 +24,7 @@ import numpy as np
 
 from tests.benchmarks.classic import build
 
-STEPS, SHARD = 150_000, 2_048
+STEPS = 300_000
 
 
 @contextlib.contextmanager
@@ -90,8 +90,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=".") as name:
         folder = Path(name)
         build(folder, STEPS)
-        job = folder / "job.toml"
-        job.write_text(job.read_text() + f"run.shard_windows = {SHARD}\n")
         with multiprocessing.get_context("spawn").Pool(2) as pool:
             pool.apply(make_runs, (folder,))
             found = pool.starmap(compute, [(folder, which, time.time() + 20) for which in (0, 1)])
