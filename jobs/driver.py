@@ -79,9 +79,9 @@ def run_job(job: Job, how: How) -> Summary:
 
 def resume(path: Path | str, how: How) -> Summary:
     """Finish a run from its own directory."""
-    run, stop = Run.open(path), Stop(how.grace)
-    with stop.listening(), owning(run.place) as lease, _resources(how) as resources:
-        run = _held(run, lease, how)
+    stop = Stop(how.grace)
+    with stop.listening(), owning(Run.open(path).place) as lease, _resources(how) as resources:
+        run = _held(Run.open(lease.place), lease, how)
         run.require_series(survey(run.series))
         with quiet():
             found = resources or local()
