@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from .stopping import GRACE_SECONDS
+
 FAILED, INVALID = 1, 2
 TRACEBACKS = "SENSITIVITY_TRACEBACKS"
 FORMATS = click.Choice(["table", "csv", "json"])
@@ -48,7 +50,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option(
         "--grace",
         type=click.FloatRange(0),
-        default=20.0,
+        default=GRACE_SECONDS,
         show_default=True,
         metavar="SECONDS",
         help="Time that shards in hand have to finish after SIGTERM.",

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sensitivity.addresses import place_at
-from sensitivity.commits import Commit, Failure, each_commit, missing, read_failures
+from sensitivity.commits import Commit, Failure, count_records, each_commit, missing, read_failures
+from sensitivity.creation import owning
 from sensitivity.job import Job
 from sensitivity.lease import Lease, LeaseLost
 from sensitivity.patience import StoreFailed
@@ -17,7 +18,7 @@ from sensitivity.plan import Workers, require_memory, worker_memory
 from sensitivity.progress import Advance, progress
 from sensitivity.series import survey
 from sensitivity.setting import Choice
-from sensitivity.store import Run, owning
+from sensitivity.store import Run
 from sensitivity.versions import differences, versions
 
 from .ledger import Ledger, WorkersLost
@@ -73,7 +74,7 @@ def run_job(job: Job, how: How) -> Summary:
             from .ray_runner import require_a_node
 
             require_a_node(prepared.plan.workers, job.run.memory_bytes)
-        run = _held(prepared.open_or_create(lease.place), lease, how)
+        run = _held(prepared.open_or_create(lease), lease, how)
         return _finish(run, lease, prepared.plan.choice, prepared.plan.workers, how, stop)
 
 
@@ -201,8 +202,9 @@ def _hear_all(
 
 def _committed(run: Run, known: int) -> int:
     """After an interruption, a shard may have been committed unheard."""
+    here = replace(run, place=run.place.once())
     try:
-        return sum(1 for _ in each_commit(Run(run.place.once(), run.content)))
+        return known if count_records(here) == known else sum(1 for _ in each_commit(here))
     except OSError:
         return known
 

@@ -6,7 +6,7 @@ import socket
 import traceback
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sensitivity.commits import Failure
@@ -108,9 +108,13 @@ class Ledger:
                 return attempt
         return None
 
-    def give_back(self, attempt: Attempt) -> None:
-        """An attempt that never began, or ended through no fault of its shard: it does not count."""
-        self._waiting.appendleft(attempt)
+    def give_back(self, attempt: Attempt, worker: str | None = None) -> None:
+        """An attempt that never began, or ended through no fault of its shard: it does not count.
+
+        worker: where it ended, so that others are asked first.
+        """
+        failed_at = attempt.failed_at | ({worker} if worker else set())
+        self._waiting.appendleft(replace(attempt, failed_at=failed_at))
 
     def fail(self, attempt: Attempt, trouble: Trouble, worker: str = "") -> Failure:
         """Count a failed attempt: the shard will be tried again, or is given up."""

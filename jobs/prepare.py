@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sensitivity.addresses import place_at
+from sensitivity.creation import create, require_free
 from sensitivity.errors import Refused
 from sensitivity.job import Job, SensitivitySection
-from sensitivity.places import Place
+from sensitivity.lease import Lease
 from sensitivity.plan import (
     Layout,
     Plan,
@@ -24,7 +25,7 @@ from sensitivity.plan import (
 )
 from sensitivity.series import Survey, Windows, first_windows, survey
 from sensitivity.setting import Choice
-from sensitivity.store import JOB, Run, create, identity, require_free, require_same
+from sensitivity.store import JOB, Run, identity, require_same
 
 from .resources import Resources, hold, local, quiet
 
@@ -50,17 +51,14 @@ class Prepared:
     audit: Audit | None
     trust_model: bool = False
 
-    def open_or_create(self, home: Place | None = None) -> Run:
-        """The run directory: the one that is there, if it is of this job, else a new one.
-
-        home: the job's run.path, where it is owned already.
-        """
-        home = home or place_at(self.job.run.path)
+    def open_or_create(self, lease: Lease | None = None) -> Run:
+        """The run directory: the one that is there, if it is of this job, else a new one, made under the lease."""
+        home = lease.place if lease else place_at(self.job.run.path)
         if home.size(JOB) is None:
             if self.audit is None:
                 raise ValueError(f"{home} is new: a job is audited before its run is created")
             parts = (self.job, self.survey, self.model, self.fingerprints, self.plan, self.audit)
-            return create(home, *parts, trust_model=self.trust_model)
+            return create(lease, *parts, trust_model=self.trust_model)
         run = Run.open(home)
         require_same(run, self.job, identity(self.job, self.survey, self.plan.facts, self.fingerprints))
         return run

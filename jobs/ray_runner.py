@@ -191,7 +191,8 @@ class _Crew:
     def __init__(self, run: Run, choice: Choice, workers: Workers, lease: Lease | None, stop: Stop) -> None:
         self._run, self._choice, self._workers, self._lease, self._stop = run, choice, workers, lease, stop
         self._seats: list[_Seat] = []
-        self.replaced = self._store_failed = 0
+        self._store_failed: set[str] = set()
+        self.replaced = 0
         self._hired = self._died = self._halvings = self._lost_while_starting = self._died_while_starting = 0
 
     def work(self, ledger: Ledger) -> Iterator[Commit | Failure]:
@@ -281,12 +282,13 @@ class _Crew:
         if self._stop.draining:
             self._let_go(seat, ledger)
         if isinstance(answer, Commit):
-            self._store_failed = self._died = 0
+            self._died = 0
+            self._store_failed.clear()
             return answer
         return self._failed(seat, attempt, answer, ledger)
 
     def _let_go(self, seat: _Seat, ledger: Ledger) -> None:
-        """A worker that has finished what it had in hand; what waited for it was not begun."""
+        """A worker that has finished what it had in hand; what waited for it is not heard of."""
         self._seats.remove(seat)
         ray.kill(seat.actor)
         for _, attempt in reversed(seat.pending):
@@ -338,9 +340,9 @@ class _Crew:
         if record is not None:
             return record
         if trouble.blames in ("store", "lease"):
-            ledger.give_back(attempt)
-            self._store_failed += trouble.blames == "store"
-            if trouble.blames == "lease" or self._store_failed >= len(self._seats):
+            ledger.give_back(attempt, seat.name)
+            self._store_failed.add(seat.name)
+            if trouble.blames == "lease" or self._store_failed >= {seat.name for seat in self._seats}:
                 trouble.require_shard()
             return None
         failure = ledger.fail(attempt, trouble, seat.name)

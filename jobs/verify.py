@@ -7,9 +7,10 @@ import shlex
 import time
 
 from sensitivity import integrity
+from sensitivity.creation import owning
 from sensitivity.integrity import Damage
 from sensitivity.progress import progress
-from sensitivity.store import Run, owning
+from sensitivity.store import Run
 
 from .driver import say
 from .status import DONE, INCOMPLETE, resume_command
@@ -17,28 +18,30 @@ from .status import DONE, INCOMPLETE, resume_command
 
 def verify_run(run: Run, *, repair: bool) -> int:
     """Name every damaged file on stdout; the exit status. repair: make damaged shards missing, and restore the rest."""
-    with owning(run.place) if repair else contextlib.nullcontext():
-        found = _inspect(run)
-        damages = [damage for part in found for damage in part.damages]
-        for damage in damages:
-            print(damage)
-        left = integrity.repair(run, damages) if repair else []
+    with owning(run.place) if repair else contextlib.nullcontext() as lease:
+        held = run.held(lease) if lease else run
+        shards, chunks, damages = _inspect(held)
+        left = integrity.repair(held, damages) if repair else []
     if not damages:
-        shards = [part for part in found if part.shard is not None]
-        chunks = sum(part.files - 1 for part in shards)
-        print(f"{len(shards):,} of {run.layout.shard_count:,} shards committed, {chunks:,} chunks, all as committed")
+        print(f"{shards:,} of {run.layout.shard_count:,} shards committed, {chunks:,} chunks, all as committed")
         return DONE
     _say_how_to_go_on(run, damages, left, repaired=repair)
     return INCOMPLETE
 
 
-def _inspect(run: Run) -> list[integrity.Inspected]:
-    found, started = [], time.time()
+def _inspect(run: Run) -> tuple[int, int, list[Damage]]:
+    """Shards, their chunks, and the damages, each of which is said as it is found."""
+    shards, chunks, damages, started = 0, 0, [], time.time()
     with progress(run.layout.shard_count, 0, "shards") as advance:
         for part in integrity.inspect(run):
-            found.append(part)
-            advance(part.shard is not None, started)
-    return found
+            for damage in part.damages:
+                print(damage, flush=True)
+            damages += part.damages
+            if part.shard is not None:
+                shards += 1
+                chunks += part.files - 1
+                advance(1, started)
+    return shards, chunks, damages
 
 
 def _say_how_to_go_on(run: Run, damages: list[Damage], left: list[Damage], *, repaired: bool) -> None:

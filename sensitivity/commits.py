@@ -7,6 +7,7 @@ first stands.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -90,7 +91,7 @@ class _Summed(WrapperStore[Any]):
         self.sent: dict[str, str] = {}
 
     async def set(self, key: str, value: Buffer) -> None:
-        self.sent[key] = _end(value.to_bytes())
+        self.sent[key] = _end(value[-SUM_BYTES:].to_bytes())
         await self._store.set(key, value)
 
 
@@ -99,7 +100,7 @@ class Results:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._store = _Summed(run.results)
+        self._store = _Summed(run.place.once().zarr(RESULTS))
         # An all-NaN chunk is written like any other: a committed chunk that is absent is then always damage.
         with zarr.config.set({"array.write_empty_chunks": True}):
             group = zarr.open_group(self._store, mode="r+")
@@ -121,7 +122,11 @@ class Results:
         self._write(self._prediction, shard.start, shard.stop, values)
 
     def _write(self, array: Any, start: int, stop: int, values: np.ndarray) -> None:
-        patiently(self.run.place, array.__setitem__, slice(start, stop), values)
+        def put() -> None:
+            self.run.require_lease()  # each time: it may be lost while the store fails
+            array[start:stop] = values
+
+        patiently(self.run.place, put)
 
     def make_durable(self, shard: Shard) -> dict[str, str]:
         """Wait until the shard's chunks are on the disk; their CRC-32C by chunk key, as hexadecimal."""
@@ -163,7 +168,7 @@ def commit(run: Run, record: Commit) -> Commit:
     the one whose chunks are there. Raises `StoreFailed`, and the shard is missing, where they are of both.
     """
     name, content = _name(COMMITS, record.shard), _sealed(record)
-    if not run.place.create(name, content):
+    if not patiently(run.place, _create, run, name, content):
         earlier = read_commit(run, run.layout.shard(record.shard))
         if earlier is not None and _is_stored(run, earlier):
             return earlier
@@ -174,6 +179,11 @@ def commit(run: Run, record: Commit) -> Commit:
     if record.attempt > 1:
         run.place.delete(_name(FAILURES, record.shard))
     return record
+
+
+def _create(run: Run, name: str, content: bytes) -> bool:
+    run.require_lease()
+    return run.place.once().create(name, content)
 
 
 def _is_stored(run: Run, record: Commit) -> bool:
@@ -233,13 +243,19 @@ def read_commits(run: Run) -> dict[int, Commit]:
 
 def read_failures(run: Run) -> dict[int, Failure]:
     """How shards failed that are not done, by shard; torn records are passed over."""
-    failures = {index: _read_failure(run, index) for index in _listed(run, FAILURES)}
-    return {index: failure for index, failure in failures.items() if failure is not None}
+    found = run.place.each(functools.partial(_read_failure, run), _listed(run, FAILURES))
+    return {failure.shard: failure for failure in found if failure is not None}
 
 
 def forget(run: Run, shard: int) -> None:
-    """Make a shard missing again, to be computed by the next run."""
+    """Make a shard missing again, to be computed by the next run as if it had never been tried."""
+    run.place.delete(_name(FAILURES, shard))
     run.place.delete(_name(COMMITS, shard))
+
+
+def count_records(run: Run) -> int:
+    """How many commit records there are, whether they count or not: one listing."""
+    return len(_listed(run, COMMITS))
 
 
 def missing(run: Run, done: Iterable[int]) -> list[Shard]:

@@ -19,6 +19,7 @@ from .places import Place
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
+UNFINISHED = (".partial", ".tmp")  # how Zarr's and our own half-written files end
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -43,6 +44,14 @@ class Folder(Place):
 
     def free_bytes(self) -> int | None:
         return shutil.disk_usage(self._existing()).free
+
+    def sweep(self) -> None:
+        for name in self.files():
+            if name.endswith(UNFINISHED) and not name.startswith("lease/"):  # others may be about to ask for that
+                self.delete(name)
+
+    def make_folder(self, name: str) -> None:
+        self._make(self.path / name)
 
     def outside(self, names: Iterable[str]) -> str | None:
         here = self.path.resolve()
@@ -71,14 +80,18 @@ class Folder(Place):
 
     def _write(self, name: str, content: bytes) -> None:
         with self._scratch(name, content) as scratch:
-            os.replace(scratch, self.path / name)
+            try:
+                os.replace(scratch, self.path / name)
+            except FileNotFoundError:  # over NFS, a renaming that was done may be done again
+                if self._read(name) != content:
+                    raise
 
     def _create(self, name: str, content: bytes) -> bool:
         with self._scratch(name, content) as scratch:
             try:
                 os.link(scratch, self.path / name)
             except FileExistsError:
-                return os.stat(scratch).st_nlink > 1  # over NFS, a link that was made may be reported so
+                return self._read(name) == content  # ours, if we were not told the first time
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
@@ -93,7 +106,7 @@ class Folder(Place):
                 file.flush()
                 os.fsync(file.fileno())
         except FileExistsError:
-            return False
+            return self._read(name) == content
         return True
 
     @contextlib.contextmanager
@@ -153,12 +166,12 @@ class Folder(Place):
         return found
 
     def _make_durable(self, names: list[str]) -> None:
-        """Files first, then the folders that name them."""
-        folders = set()
-        for name in names:
-            sync(self.path / name)
-            folders.add((self.path / name).parent)
-        for folder in folders:
+        """Files first, then the folders that name them, and those that name these."""
+        paths = [self.path / name for name in names]
+        for path in paths:
+            sync(path)
+        above = {folder for path in paths for folder in path.parents}
+        for folder in sorted(folder for folder in above if folder.is_relative_to(self.path)):
             sync(folder)
 
     def _discard(self, keep: str) -> None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .addresses import place_of
-from .checksums import SEAL, checksum, seal
+from .checksums import checksum
 from .commits import Commit, Odd, chunk_checksum, each_record, forget
 from .folders import Folder
 from .places import Place
 from .series import ingest, survey
-from .store import JOB, MODEL, RESULTS, SERIES, Run
+from .store import MODEL, RESULTS, SERIES, Run
 from .template import write_template
 
 
@@ -41,11 +41,13 @@ class Inspected:
 
 
 def inspect(run: Run) -> Iterator[Inspected]:
-    """Re-read every file that was promised: those of the run's beginning, then each shard's record and chunks."""
+    """Re-read every file that was promised: those of the run's beginning, then each shard's record and chunks.
+
+    job.json itself was looked at when the run was opened.
+    """
     files = run.content["files"]
     found = list(run.place.each(lambda name: _of_the_run(run, name), files))
-    job = None if run.content.get(SEAL) == seal(run.content) else Damage(None, JOB, "it has been changed")
-    yield Inspected(None, len(files) + 1, [damage for damage in (job, *found) if damage is not None])
+    yield Inspected(None, 1 + len(files), [damage for damage in found if damage is not None])
     for record in each_record(run, with_chunks=False):
         if isinstance(record, Odd):
             yield Inspected(record.shard, 1, [Damage(record.shard, record.file, record.why)])
@@ -82,9 +84,10 @@ def _read(place: Place, name: str) -> tuple[bytes | None, str]:
 
 def repair(run: Run, damages: Iterable[Damage]) -> list[Damage]:
     """Make damaged shards missing, for the next run to compute, and restore what belongs to the whole run from what it
-    was made of; what could not be restored.
+    was made of; what could not be restored. Raises `LeaseLost` where the run is another driver's by now.
     """
     found = list(damages)
+    run.require_lease()
     for shard in {damage.shard for damage in found if damage.shard is not None}:
         forget(run, shard)
     of_the_run = [damage for damage in found if damage.shard is None]

@@ -383,7 +383,9 @@ def _require_series_file(path: str) -> None:
             allowed=" ".join(SERIES_FORMATS),
             remedy="convert the series to one of these formats",
         )
-    trouble = _missing("series.path", f"{path}/zarr.json" if scheme(path) and path.endswith(".zarr") else path)
+    is_far_zarr = scheme(path) and path.endswith(".zarr")
+    files = [f"{path}/{name}" for name in ("zarr.json", ".zgroup", ".zarray")] if is_far_zarr else [path]
+    trouble = min((_missing("series.path", file) for file in files), key=len)
     if not trouble and Path(path).is_dir() and not path.endswith(".zarr"):
         trouble = "a directory"
     if trouble:

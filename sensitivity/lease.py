@@ -69,8 +69,13 @@ class Owner:
     @property
     def is_over(self) -> bool:
         """Whether it is known to own the run no more."""
-        ended = self.is_here and machine.started(self.pid) != self.started
-        return self.released or ended or self.nonce in _ended
+        return self.released or self.nonce in _ended or (self.is_here and self._has_ended)
+
+    @property
+    def _has_ended(self) -> bool:
+        """Its number names no process, or another one; where processes of others are hidden, that is not known."""
+        now = machine.started(self.pid)
+        return now is None or (machine.UNKNOWN not in (now, self.started) and now != self.started)
 
     @property
     def is_fresh(self) -> bool:
@@ -139,12 +144,12 @@ def require_token(place: Place, token: int) -> None:
 
 @dataclass
 class Lease:
-    """A run that is ours, until `lost`. was_dropped: the owner before us did not give it back."""
+    """A run that is ours, until `lost`, and whose heart beats until it is `over`."""
 
     place: Place
     owner: Owner
-    was_dropped: bool
     lost: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def token(self) -> int:
@@ -163,11 +168,23 @@ class Lease:
         """Tell others that we live; note whether we own the run still."""
         try:
             require_token(self._once, self.token)
-            self._write(replace(self.owner, at=time.time()))
+            if self._is_ours():
+                self._write(replace(self.owner, at=time.time()))
+            else:
+                self.lost.set()
         except LeaseLost:
             self.lost.set()
         except OSError:  # those who compute meet it too, and speak of it
             pass
+
+    def _is_ours(self) -> bool:
+        held = _newest(self._once)
+        return held is not None and held.owner is not None and held.owner.nonce == self.owner.nonce
+
+    def live(self) -> None:
+        """Beat until it is over or lost."""
+        while not self.over.wait(BEAT_SECONDS) and not self.lost.is_set():
+            self.beat()
 
     def give_back(self) -> None:
         _ended.add(self.owner.nonce)
@@ -183,19 +200,13 @@ class Lease:
 def owned(place: Place) -> Iterator[Lease]:
     """Own a run for as long as the block lasts. Raises `Refused` where another driver does."""
     lease = _acquire(place)
-    over = threading.Event()
-
-    def live() -> None:
-        while not over.wait(BEAT_SECONDS) and not lease.lost.is_set():
-            lease.beat()
-
-    heart = threading.Thread(target=live, name="heartbeat", daemon=True)
+    heart = threading.Thread(target=lease.live, name="heartbeat", daemon=True)
     heart.start()
     try:
         yield lease
     finally:
-        over.set()
-        heart.join()
+        lease.over.set()
+        heart.join(BEAT_SECONDS)  # it may hang with the store
         lease.give_back()
 
 
@@ -206,10 +217,21 @@ def _acquire(place: Place) -> Lease:
             _outwait(place, held)
         mine = Owner.me(held.token + 1 if held else 1)
         if place.create(_name(mine.token), _OWNER.dump_json(mine, indent=1)):
-            dropped = held is not None and not (held.owner and held.owner.released)
-            if dropped:
+            _require_exclusive(place, mine.token)
+            if held is not None and not (held.owner and held.owner.released):
                 _log.warning("%s: taken over from %s, which left it", place, held)
-            return Lease(place, mine, dropped)
+            return Lease(place, mine)
+
+
+def _require_exclusive(place: Place, token: int) -> None:
+    """Refuse a store that lets two create the same file."""
+    if place.create(_name(token), b"{}"):
+        raise Refused(
+            "run.path",
+            given=f"{place}, a store that puts a file over one that is there, though asked not to",
+            allowed="a store with conditional puts (If-None-Match), or a file system",
+            remedy="bring the store up to date, or give another run.path",
+        )
 
 
 def _outwait(place: Place, held: _Held) -> None:

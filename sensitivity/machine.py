@@ -12,6 +12,7 @@ from pathlib import Path
 
 _CGROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _MEMORY, _STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
+UNKNOWN = "unknown"
 _highest = 0
 
 
@@ -175,4 +176,4 @@ def started(pid: int) -> str | None:
         return None
     except OSError:
         pass
-    return "unknown"
+    return UNKNOWN

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .addresses import place_at, place_of
-from .checksums import SEAL, checksum, seal
+from .addresses import place_at
+from .checksums import SEAL, seal
 from .choices import TUNING, purpose, remember, remembered
 from .errors import Refused
-from .folders import Folder
 from .job import Job, SensitivitySection, SeriesSection
-from .lease import LEASE, Lease, owned, require_token
+from .lease import LEASE, Lease, require_token
 from .places import Place
-from .plan import Layout, Plan
-from .series import Survey, Windows, ingest, ingested, is_sliceable
+from .plan import Layout
+from .series import Survey, Windows, ingested
 from .setting import Choice
 from .versions import differences, versions
 
@@ -32,7 +26,6 @@ if TYPE_CHECKING:
     import keras
     from zarr.abc.store import Store
 
-    from .audit import Audit
     from .model import ModelFacts
 
 RESULTS, COMMITS, FAILURES, JOB = "results.zarr", "commits", "failures", "job.json"
@@ -68,11 +61,19 @@ class Run:
         home = path if isinstance(path, Place) else place_at(path)
         content = home.read_json(JOB)
         if content is None or not _KEYS <= set(content):
+            what = "nothing is there" if not home.names() else f"no readable {JOB} of this version in it"
             raise Refused(
                 "run directory",
-                given=f"{home} ({'no readable ' + JOB + ' in it' if home.names() else 'nothing is there'})",
+                given=f"{home} ({what})",
                 allowed="a directory made by `sensitivity run`",
                 remedy="check the path, or start the run with `sensitivity run JOB`",
+            )
+        if content.get(SEAL) != job_seal(content):
+            raise Refused(
+                "run directory",
+                given=f"{home}, whose {JOB} has been changed since it was written",
+                allowed="a run directory as it was written",
+                remedy=f"restore its {JOB} from a copy, or run the job into a new run directory",
             )
         if home.size(f"{RESULTS}/zarr.json") is None:
             raise Refused(
@@ -121,7 +122,6 @@ class Run:
         """The run, where shards from now on may be computed with the versions here: it is recorded in job.json."""
         change = {"at": time.time(), "token": self.token, "from": self.versions, "to": versions()}
         content = {**self.content, "version_changes": [*self.content.get("version_changes", []), change]}
-        content[SEAL] = seal(content)
         self.place.write_json(JOB, content)
         return replace(self, content=content)
 
@@ -193,6 +193,11 @@ class Run:
             )
 
 
+def job_seal(content: dict[str, Any]) -> str:
+    """The checksum of job.json but for versions, which are compared with those here and do nothing else."""
+    return seal({key: content[key] for key in content if key not in ("versions", "version_changes")})
+
+
 def identity(job: Job, survey: Survey, facts: ModelFacts, model: dict[str, str]) -> dict[str, Any]:
     """What two runs must share to be the same run; how the work is spread over workers is not part of it."""
     scaling, chosen = job.series.scaling, facts.selection
@@ -231,131 +236,6 @@ def require_same(run: Run, job: Job, wanted: dict[str, Any]) -> None:
             allowed="an empty path, or a run of the same job, model and series",
             remedy="choose another run.path, or undo the difference",
         )
-
-
-def require_free(home: Place) -> None:
-    """Refuse a place where nothing can be made, or one that holds anything but a creation that never finished."""
-    blocked = home.blocked() if isinstance(home, Folder) else None
-    if blocked:
-        raise Refused(
-            "run.path",
-            given=f"{home}, where {blocked}",
-            allowed="a path where a directory can be made",
-            remedy="choose another path",
-        )
-    names = home.names()
-    if names and LEASE not in names:
-        raise Refused(
-            "run.path",
-            given=f"{home}, a directory with other files in it",
-            allowed="an empty path, or a run of the same job, model and series",
-            remedy="choose another path, or empty that one",
-        )
-
-
-@contextlib.contextmanager
-def owning(home: Place) -> Iterator[Lease]:
-    """Own the run at a place, or the place for a new one, of which nothing is left if it does not come to be.
-
-    Raises `Refused` where another driver owns it, or where no run can be.
-    """
-    if home.size(JOB) is None:
-        require_free(home)
-    with owned(home) as lease:
-        try:
-            yield lease
-        finally:
-            with contextlib.suppress(OSError):  # of a store that has failed, which was said
-                if not lease.lost.is_set() and home.once().size(JOB) is None:
-                    home.once().discard()
-
-
-def create(
-    home: Place,
-    job: Job,
-    survey: Survey,
-    model: keras.Model,
-    fingerprints: dict[str, str],
-    plan: Plan,
-    audit: Audit,
-    *,
-    trust_model: bool = False,
-) -> Run:
-    """Make the run directory, at a place that is ours. `job.json` comes last: without it there is no run, and nothing
-    is left behind.
-    """
-    require_free(home)
-    home.discard(keep=LEASE)
-    try:
-        _fill(home, job, survey, model, fingerprints, plan, audit)
-        run = Run.open(home)
-        load_run_model(replace(run, trust_model=trust_model))  # what a worker will do first: better refused now
-    except BaseException:
-        home.discard(keep=LEASE)
-        raise
-    return run
-
-
-def _fill(
-    home: Place, job: Job, survey: Survey, model: keras.Model, fingerprints: dict[str, str], plan: Plan, audit: Audit
-) -> None:
-    from .template import write_template
-
-    model_file = _keep_model(home, job, model)
-    copied = not is_sliceable(job.series)
-    if copied:
-        ingest(job.series, survey, home.zarr(SERIES))
-    windows = Windows(survey.steps, plan.facts.length, job.windows.stride)
-    write_template(home.zarr(RESULTS), survey, windows, plan.facts, plan.layout)
-    home.write_json(TUNING, {"settings": []})
-    if plan.choice.by == "timed":
-        remember(home, purpose(fingerprints, plan.facts, job.sensitivity, plan.choice.kind), plan.choice)
-    wanted = identity(job, survey, plan.facts, fingerprints)
-    layout = asdict(plan.layout)
-    content = {
-        "job": job.model_dump(),
-        "identity": wanted,
-        "fingerprints": {
-            "job": hashlib.blake2b(json.dumps([wanted, layout], sort_keys=True).encode(), digest_size=16).hexdigest(),
-            "model": fingerprints,
-            "series": survey.fingerprint,
-        },
-        "versions": versions(),
-        "survey": survey.to_json(),
-        "model": plan.facts.to_json(),
-        "layout": layout,
-        "skipped": plan.skipped,
-        "ingested": copied,
-        "model_file": model_file,
-        "choice": plan.choice.to_json(),
-        "audit": audit.to_json(),
-    }
-    names = sorted(name for name in home.files() if name != TUNING and not name.startswith(f"{LEASE}/"))
-    home.make_durable(names)
-    content["files"] = {name: checksum(home.read(name) or b"") for name in names}
-    home.write_json(JOB, {**content, SEAL: seal(content)})
-
-
-def _keep_model(home: Place, job: Job, model: keras.Model) -> str:
-    """The model as a file where it is one or can be one; else its weights, to go with the function that builds it."""
-    from .loading import fingerprint, load_file
-
-    if not job.model.is_function:
-        source, name = place_of(job.model.path)
-        home.write(MODEL, source.read(name) or b"")
-        return MODEL
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / MODEL
-        try:
-            model.save(file)
-            same = fingerprint(load_file(file)) == fingerprint(model)
-        except Exception:  # Keras cannot write or read back this class: the reason differs with every class
-            same = False
-        if not same:
-            file = Path(folder) / WEIGHTS
-            model.save_weights(file)
-        home.write(file.name, file.read_bytes())
-    return file.name
 
 
 def load_run_model(run: Run) -> keras.Model:

@@ -95,7 +95,6 @@ class Worker:
             whole = self._differentiate(start, stop, block, jacobian)
             computed += len(whole)
             not_finite += len(whole) * jacobian[0].size - int(np.isfinite(jacobian).sum())  # others stand NaN
-            self.run.require_lease()
             self._results.write_jacobian(start, stop, jacobian)
         self._results.write_prediction(shard, prediction)
         self._learn()
@@ -119,7 +118,6 @@ class Worker:
             why=self.choice.why,
             token=self.run.token or 0,
         )
-        self.run.require_lease()
         return commit(self.run, record)
 
     def _learn(self) -> None:
@@ -144,12 +142,20 @@ class Worker:
             whole.append(found + first)
         return np.concatenate(whole)
 
+    def _read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Windows `[start, stop)`, and which are whole: those that were when the series was surveyed."""
+        windows, whole = self._series.windows(self.run.windows, start, stop)
+        skipped = self.run.windows.skipped(self.run.survey.missing, start, stop)
+        if (whole == skipped).any():
+            raise OSError(f"windows {start} to {stop - 1} have other gaps than when the run began")
+        return windows, whole
+
     def _differentiate_block(self, start: int, stop: int, prediction: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
         """The same for windows whose steps are read at once.
 
         The derivative is by the series' own units: by the chain rule, the model's derivative over the scaling's std.
         """
-        windows, is_whole = patiently(self.run.series.path, self._series.windows, self.run.windows, start, stop)
+        windows, is_whole = patiently(self.run.series.path, self._read, start, stop)
         whole = np.flatnonzero(is_whole)
         scaled = self.run.job.series.scaling is not None
         for done, (predicted, derived) in self.kernel.calls(lambda part: windows[whole[part]], len(whole)):

@@ -22,6 +22,7 @@ class Server:
     """
 
     HANG = 3.0
+    deaf = False  # to the condition of a conditional put
 
     def __init__(self) -> None:
         from moto.server import DomainDispatcherApplication, create_backend_app
@@ -65,6 +66,8 @@ class Server:
         if what in ("500", "hang"):
             return _failed(start_response)
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        if self.deaf:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
         if what == "torn":
             body = body[: len(body) // 2]
             environ["CONTENT_LENGTH"] = str(len(body))

@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -48,13 +49,13 @@ def make_runs(folder: Path) -> None:
     from jobs.prepare import prepare
     from jobs.resources import Resources
     from sensitivity import template
-    from sensitivity.addresses import place_at
     from sensitivity.job import Job
 
     prepared = prepare(Job.load(folder / "job.toml"), Resources(2, 0, 8 * 10**9))
-    prepared.open_or_create(place_at(folder / "careful"))
-    with mock.patch.object(template, "CHECKED", ()):
-        prepared.open_or_create(place_at(folder / "careless"))
+    for name, checked in (("careful", template.CHECKED), ("careless", ())):
+        job = prepared.job.model_copy(update={"run": prepared.job.run.model_copy(update={"path": str(folder / name)})})
+        with mock.patch.object(template, "CHECKED", checked):
+            replace(prepared, job=job).open_or_create()
 
 
 def compute(folder: Path, which: int, begin: float) -> tuple[np.ndarray, int]:

@@ -78,8 +78,8 @@ class Stage:
         (folder / "job.toml").write_text(JOB)
         _write_series(folder / "series.csv", 100 * SHARDS + 5)
         subprocess.run([sys.executable, "-c", MODEL], cwd=folder, env=self.environment, check=True, capture_output=True)
-        status, said = ended(self.start("run", "job.toml", "--serial"))
-        assert status == 0, said
+        status = self.start("run", "job.toml", "--serial").wait(PATIENCE)
+        assert status == 0, self.said()
         (folder / "run").rename(folder / "undisturbed")
         self.expected = store(folder / "undisturbed")
 
@@ -102,10 +102,6 @@ def _write_series(file: Path, steps: int) -> None:
     values = random.Random(7)
     rows = (f"{step},{values.gauss(0, 1):.6f},{values.gauss(0, 1):.6f}" for step in range(steps))
     file.write_text("time,rain,heat\n" + "\n".join(rows) + "\n")
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    return process.wait(PATIENCE), ""
 
 
 def store(run: Path) -> dict[str, bytes]:

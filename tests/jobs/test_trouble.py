@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -13,20 +14,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import xarray as xr
 from click.testing import CliRunner, Result
 
 import sensitivity
+from jobs import driver
 from jobs.cli import main
 from jobs.driver import How, resume, run_job
 from sensitivity.addresses import place_at
 from sensitivity.commits import read_commits
+from sensitivity.creation import owning
 from sensitivity.folders import Folder
 from sensitivity.integrity import inspect
 from sensitivity.job import Job
-from sensitivity.store import Run, owning
+from sensitivity.store import Run
 from tests.conftest import frame, sequential
 from tests.jobs.test_runners import PATIENCE, contents, rerouted, start
 
@@ -44,19 +48,18 @@ def small_job(write_job, **run) -> Path:
 
 
 @contextmanager
-def meanwhile(act: Callable[[], object], home: Folder, commits: int) -> Iterator[None]:
-    """Do something once so many shards are committed."""
+def after(commits: int, act: Callable[[], object]) -> Iterator[None]:
+    """Do something in the driver once it has heard of so many commits."""
+    add, heard = driver._Tally.add, []
 
-    def watch() -> None:
-        deadline = time.monotonic() + PATIENCE
-        while sum(name.startswith("0") for name in home.names("commits")) < commits and time.monotonic() < deadline:
-            time.sleep(0.002)
-        act()
+    def adding(tally, outcome):
+        add(tally, outcome)
+        heard.append(outcome)
+        if len(heard) == commits:
+            act()
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    yield
-    watcher.join()
+    with mock.patch.object(driver._Tally, "add", adding):
+        yield
 
 
 def terminate() -> None:
@@ -73,7 +76,7 @@ def undisturbed(write_job, tmp_path) -> dict[str, bytes]:
 @RUNNERS
 def test_sigterm_lets_shards_in_hand_finish(write_job, ray_session, undisturbed, tmp_path, how):
     before = signal.getsignal(signal.SIGTERM)
-    with meanwhile(terminate, Folder(tmp_path / "run"), 2):
+    with after(2, terminate):
         summary = run_job(Job.load(small_job(write_job)), how)
     assert "shards in hand are finished" in summary.stopped
     assert 2 <= summary.done < 20
@@ -104,8 +107,6 @@ def test_shards_that_are_not_finished_in_time_are_abandoned(write_job, undisturb
 
 
 def test_sigterm_before_there_is_a_run_leaves_nothing(write_job, tmp_path, monkeypatch):
-    from jobs import driver
-
     monkeypatch.setattr(driver, "prepare", lambda *_, **__: (terminate(), time.sleep(5)))
     with pytest.raises(KeyboardInterrupt):
         run_job(Job.load(small_job(write_job)), How(serial=True))
@@ -152,7 +153,7 @@ def test_a_driver_that_lost_its_run_commits_nothing_more(write_job, tmp_path, mo
     def take_over() -> None:
         home.write("lease/00000002.json", b"{}")
 
-    with meanwhile(take_over, home, 3):
+    with after(3, take_over):
         summary = run_job(Job.load(small_job(write_job)), How(serial=True))
     assert "another driver's" in summary.stopped
     assert 3 <= summary.done < 20
@@ -252,7 +253,7 @@ def test_a_run_directory_has_no_way_out(half_done, tmp_path):
     (half_done / "job.json").write_text(json.dumps({**content, "model_file": "../model.keras"}))
     found = call("resume", half_done, "--serial")
     assert found.exit_code == 2
-    assert "without its ../model.keras" in found.stderr
+    assert "job.json has been changed" in found.stderr
 
 
 def test_commands_that_are_shown_can_be_typed_whatever_the_name(write_job, tmp_path, monkeypatch):
@@ -271,7 +272,7 @@ def test_commands_that_are_shown_can_be_typed_whatever_the_name(write_job, tmp_p
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 1 MB; without the right to mount one, folders that say to be full beyond a megabyte."""
+    """A file system of 400 kB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], capture_output=True)
@@ -286,7 +287,7 @@ def test_a_full_disk_stops_the_run_and_resume_completes_it(write_job, ray_sessio
     run = small_disk / "run"
     file = small_job(write_job, path=str(run))
     (small_disk / "ballast").write_bytes(bytes(200_000))
-    with meanwhile(lambda: fill(small_disk), Folder(run), 3):
+    with after(3, lambda: fill(small_disk)):
         summary = run_job(Job.load(file), how)
     assert "No space left on device" in summary.stopped
     assert 3 <= summary.done < 20
@@ -295,6 +296,26 @@ def test_a_full_disk_stops_the_run_and_resume_completes_it(write_job, ray_sessio
     (small_disk / "ballast").unlink()
     assert resume(run, how).already == summary.done
     assert contents(run) == undisturbed
+
+
+def test_a_store_without_space_stops_the_run_and_resume_completes_it(write_job, undisturbed, tmp_path, monkeypatch):
+    from zarr.storage import _local
+
+    put, full = _local._put, threading.Event()
+
+    def refusing(path, *rest, **options):
+        if full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return put(path, *rest, **options)
+
+    monkeypatch.setattr(_local, "_put", refusing)
+    with after(3, full.set):
+        summary = run_job(Job.load(small_job(write_job)), How(serial=True))
+    assert "No space left on device" in summary.stopped
+    assert summary.done == 3
+    full.clear()
+    assert resume(tmp_path / "run", How(serial=True)).already == 3
+    assert contents(tmp_path / "run") == undisturbed
 
 
 def fill(disk: Path) -> None:
@@ -343,7 +364,7 @@ def test_an_object_store_that_fails_for_long_stops_the_run(write_job, undisturbe
     file = on_s3(small_job(write_job), tmp_path, s3.home)
     down = threading.Event()
     with s3.failing(lambda method, path: "500" if down.is_set() and method == "PUT" else None):
-        with meanwhile(down.set, place_at(f"{s3.home}/run"), 3):
+        with after(3, down.set):
             found = call("run", file, "--serial")
         assert found.exit_code == 1
         assert "500" in found.stderr

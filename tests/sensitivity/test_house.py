@@ -33,7 +33,19 @@ CHAIN = [
         "loading",
     ),
     *("heads", "walks", "cells", "calls", "fitness", "recurrence", "model", "setting", "plan", "choices"),
-    *("device", "meter", "products", "kernels", "candidates", "engine", "tuning", "audit", "template", "store"),
+    *(
+        "device",
+        "meter",
+        "products",
+        "kernels",
+        "candidates",
+        "engine",
+        "tuning",
+        "audit",
+        "template",
+        "store",
+        "creation",
+    ),
     *("commits", "integrity", "worker", "kept", "api", "query", "plots"),
 ]
 

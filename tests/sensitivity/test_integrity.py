@@ -11,7 +11,9 @@ import pytest
 import xarray as xr
 
 from sensitivity.commits import missing, read_commits
+from sensitivity.errors import Refused
 from sensitivity.integrity import Damage, inspect, repair
+from sensitivity.patience import StoreFailed
 from sensitivity.store import Run
 from sensitivity.worker import Worker
 from tests.conftest import frame
@@ -127,10 +129,16 @@ def test_every_file_is_watched_and_what_was_made_of_something_is_made_again(run,
         assert damages(run) == []
 
 
-def test_a_job_that_was_changed_is_told(run):
+def test_a_run_whose_job_was_changed_is_not_worked_at(run):
+    """A digit of a fingerprint, or the scaling: nothing is computed with it, and no shard is called another job's."""
     job = run.place.path / "job.json"
-    job.write_text(job.read_text().replace('"skipped": 0', '"skipped": 1'))
-    assert [(one.shard, one.file) for one in damages(run)] == [(None, "job.json")]
+    content = json.loads(job.read_text())
+    for change in ({"skipped": 1}, {"fingerprints": {**content["fingerprints"], "job": "0" * 32}}):
+        job.write_text(json.dumps({**content, **change}))
+        with pytest.raises(Refused, match="job.json has been changed"):
+            Run.open(run.place)
+    job.write_text(json.dumps(content))
+    assert damages(run) == []
 
 
 def test_what_cannot_be_made_again_is_left_and_named(run, finished):
@@ -139,6 +147,18 @@ def test_what_cannot_be_made_again_is_left_and_named(run, finished):
     content["job"]["model"]["path"] = str(finished / "gone.keras")
     found = damages(run)
     assert repair(Run(run.place, content), found) == found
+
+
+def test_a_series_that_lost_a_part_is_not_taken_for_one_with_gaps(run, monkeypatch):
+    """A Zarr chunk that is gone reads as NaN; such windows are not skipped, they are not computed."""
+    for chunk in (run.place.path / "series.zarr" / "series" / "c").rglob("0"):
+        if chunk.is_file():
+            chunk.unlink()
+    (run.place.path / "commits" / "00000003.json").unlink()
+    monkeypatch.setenv("SENSITIVITY_PATIENCE", "0")
+    with pytest.raises(StoreFailed, match="other gaps than when the run began"):
+        Worker(run.place).compute(run.layout.shard(3))
+    assert 3 not in read_commits(run)
 
 
 def test_random_damage_is_found_every_time_and_nowhere_else(run):

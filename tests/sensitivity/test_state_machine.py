@@ -115,7 +115,7 @@ class Machine(RuleBasedStateMachine):
         before = getattr(self, "run", None)
         owner = Owner.me(newest_token(self.place) + 1)
         self.place.write(f"lease/{owner.token:08d}.json", b"{}")
-        self.run = Run.open(self.place).held(Lease(self.place, owner, False))
+        self.run = Run.open(self.place).held(Lease(self.place, owner))
         if before is not None:
             with pytest.raises(LeaseLost):
                 compute(before, before.layout.shard(0), None)

@@ -15,7 +15,7 @@ from keras import layers
 
 from jobs.prepare import prepare
 from jobs.resources import Resources
-from sensitivity import store
+from sensitivity import creation, store
 from sensitivity.addresses import place_at
 from sensitivity.commits import (
     Failure,
@@ -31,6 +31,7 @@ from sensitivity.commits import (
 from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
 from sensitivity.job import Job
+from sensitivity.lease import LeaseLost
 from sensitivity.patience import StoreFailed
 from sensitivity.store import Run
 from sensitivity.worker import Worker
@@ -53,7 +54,7 @@ def run(write_job) -> Run:
 
 def test_the_directory_holds_what_the_design_says(run):
     assert {entry.name for entry in run.place.path.iterdir()} == {
-        *("job.json", "results.zarr", "tuning.json", "model.keras", "series.zarr")
+        *("job.json", "results.zarr", "commits", "failures", "tuning.json", "model.keras", "series.zarr")
     }
     assert {"job", "fingerprints", "versions"} <= set(run.content)
     assert set(run.content["fingerprints"]) == {"job", "model", "series"}
@@ -101,7 +102,7 @@ def test_a_run_may_stand_in_an_empty_directory_and_leaves_it_when_creation_fails
     prepared = prepare(Job.load(write_job()), HERE)
     (tmp_path / "run").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(store, "versions", lambda: 1 / 0)
+        patch.setattr(creation, "versions", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepared.open_or_create()
     assert list((tmp_path / "run").iterdir()) == []
@@ -222,7 +223,6 @@ def test_a_commit_record_that_does_not_agree_counts_as_missing(run, damage):
 
 
 def test_foreign_files_among_the_records_do_no_harm(run):
-    (run.place.path / "commits").mkdir()
     for name in ("notes.txt", "x.json", "99999999.json", ".00000001.json.12.tmp"):
         (run.place.path / "commits" / name).write_text("{}")
     assert read_commits(run) == {}
@@ -323,9 +323,9 @@ def test_a_creation_that_fails_leaves_nothing_and_one_that_was_killed_is_done_ag
     file = write_job()
     prepared = prepare(Job.load(file), HERE)
     with monkeypatch.context() as patch:
-        patch.setattr(store, "versions", lambda: 1 / 0)
-        with pytest.raises(ZeroDivisionError), store.owning(place_at(prepared.job.run.path)) as lease:
-            prepared.open_or_create(lease.place)
+        patch.setattr(creation, "versions", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError), creation.owning(place_at(prepared.job.run.path)) as lease:
+            prepared.open_or_create(lease)
     assert not Path(prepared.job.run.path).exists()
     run = prepared.open_or_create()
     (run.place.path / "job.json").unlink()
@@ -333,6 +333,57 @@ def test_a_creation_that_fails_leaves_nothing_and_one_that_was_killed_is_done_ag
     with pytest.raises(Refused, match="no readable job.json"):
         Run.open(prepared.job.run.path)
     assert prepared.open_or_create().layout == prepared.plan.layout
+
+
+def test_a_run_that_lost_its_job_is_left_as_it_is(write_job):
+    file = write_job(run={"shard_windows": 8})
+    run = started(file)
+    Worker(run.place).compute(run.layout.shard(0))
+    (run.place.path / "job.json").unlink()
+    before = sorted(run.place.files())
+    with pytest.raises(Refused, match="committed shards whose job.json is gone"):
+        started(file)
+    with pytest.raises(Refused, match="committed shards"), creation.owning(run.place):
+        pass
+    assert sorted(run.place.files()) == before
+
+
+def test_a_creation_that_was_overtaken_leaves_the_other_drivers_run(write_job, monkeypatch):
+    prepared = prepare(Job.load(write_job()), HERE)
+    fill = creation._fill
+
+    def overtaken(*parts):
+        content = fill(*parts)
+        prepared_place.write("lease/00000002.json", b"{}")
+        prepared_place.write("job.json", b"another's")
+        return content
+
+    monkeypatch.setattr(creation, "_fill", overtaken)
+    prepared_place = place_at(prepared.job.run.path)
+    with pytest.raises(LeaseLost), creation.owning(prepared_place) as lease:
+        prepared.open_or_create(lease)
+    assert prepared_place.read("job.json") == b"another's"
+    assert prepared_place.read("results.zarr/zarr.json") is not None
+
+
+def test_a_run_that_is_taken_over_while_the_store_fails_is_written_no_more(run, monkeypatch):
+    results = Results(replace(run, token=1))
+    run.place.write("lease/00000001.json", b"{}")
+    block = np.zeros((8, 1, 1, 6, 2), "float32")
+    results.write_jacobian(0, 8, block)
+    before = (run.place.path / "results.zarr" / "jacobian" / "c.0.0.0.0.0").read_bytes()
+    tries = []
+
+    def failing(array, *_):
+        tries.append(array)
+        run.place.write("lease/00000002.json", b"{}")
+        raise OSError("for a while")
+
+    monkeypatch.setattr(type(results._jacobian), "__setitem__", failing)
+    with pytest.raises(LeaseLost):
+        results.write_jacobian(0, 8, block + 1)
+    assert len(tries) == 1
+    assert (run.place.path / "results.zarr" / "jacobian" / "c.0.0.0.0.0").read_bytes() == before
 
 
 def test_a_function_that_cannot_be_saved_gives_every_worker_the_same_weights(tmp_path):
