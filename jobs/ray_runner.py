@@ -213,6 +213,8 @@ class _Crew:
                 self._feed(ledger)
             elif time.monotonic() - heard > PATIENCE_SECONDS:
                 heard = time.monotonic()
+                if not _nodes():
+                    raise WorkersLost("Ray has lost its last node")
                 self._say_what_is_waited_for()
                 self._feed(ledger, patient=False)
 

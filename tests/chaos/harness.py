@@ -30,7 +30,7 @@ IN_WORKERS = (
     *("before record", "mid record", "after record"),
 )
 IN_DRIVER = ("during tuning", "during template", "before job.json", "driver hears")
-AT_RANDOM = ("driver", "worker", "worker", "node", "terminate driver")
+AT_RANDOM = ("driver", "worker", "worker", "node", "head", "terminate driver")
 COMMAND = [sys.executable, "-c", "from jobs.cli import main; main()"]
 PATIENCE = 300.0  # seconds for one command, on a busy machine
 SHARDS = 24
@@ -183,7 +183,7 @@ def _kill(driver: subprocess.Popen[str], what: str) -> bool:
     if what.endswith("driver"):
         driver.send_signal(signal.SIGTERM if what.startswith("terminate") else signal.SIGKILL)
         return True
-    name = {"worker": "ray::ShardWorker", "node": "raylet/raylet"}[what]
+    name = {"worker": "ray::ShardWorker", "node": "raylet/raylet", "head": "gcs/gcs_server"}[what]
     victims = [pid for pid in descendants(driver.pid) if name in _command(pid)]
     if not victims:
         return False
