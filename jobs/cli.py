@@ -49,7 +49,7 @@ def errors_explained(command: Callable[..., Any]) -> Callable[..., Any]:
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option(
         "--grace",
-        type=click.FloatRange(0),
+        type=click.FloatRange(0, 86_400),
         default=GRACE_SECONDS,
         show_default=True,
         metavar="SECONDS",
@@ -165,7 +165,8 @@ def query(run: str, statistic: str, form: str) -> None:
 
     from .tables import render
 
-    dataset = queries.open_run(run)
+    with _damage_refused(run):
+        dataset = queries.open_run(run)
     committed = int(dataset["committed"].sum())
     if committed < dataset.sizes["time"]:
         click.echo(
@@ -207,6 +208,8 @@ def _damage_refused(run: str) -> Iterator[None]:
 
     try:
         yield
+    except Refused:
+        raise
     except (RuntimeError, ValueError) as error:
         raise Refused(
             "run directory",

@@ -18,7 +18,7 @@ from sensitivity.plan import Workers, require_memory, worker_memory
 from sensitivity.progress import Advance, progress
 from sensitivity.series import survey
 from sensitivity.setting import Choice
-from sensitivity.store import Run
+from sensitivity.store import JOB, Run
 from sensitivity.versions import differences, versions
 
 from .ledger import Ledger, WorkersLost
@@ -47,7 +47,7 @@ class How:
 class Summary:
     """What one call did. already, done: shards committed before and after; failed: given up, now or earlier;
     computed: windows; rate: windows a second from the first shard's start to the last commit; not_finite: derivatives
-    by shard; stopped: why, if before the end.
+    by shard; stopped: why, if before the end; intact: nobody else has been at the run.
     """
 
     run: Run
@@ -59,10 +59,11 @@ class Summary:
     rate: float
     not_finite: dict[int, int]
     stopped: str | None
+    intact: bool = True
 
     @property
     def complete(self) -> bool:
-        return self.done == self.shards
+        return self.intact and self.done == self.shards
 
 
 def run_job(job: Job, how: How) -> Summary:
@@ -170,6 +171,7 @@ def _finish(run: Run, lease: Lease, choice: Choice, workers: Workers, how: How, 
             outcomes = _outcomes(run, lease, ledger, choice, workers, how, stop)
             stopped = _hear_all(outcomes, tally, advance, stop)
     after = len(done) + tally.committed
+    changed = None if stopped else _changed(run, after)
     return Summary(
         run=run,
         already=len(done),
@@ -179,7 +181,8 @@ def _finish(run: Run, lease: Lease, choice: Choice, workers: Workers, how: How, 
         computed=tally.computed,
         rate=tally.rate,
         not_finite=tally.not_finite,
-        stopped=stopped,
+        stopped=stopped or changed,
+        intact=changed is None,
     )
 
 
@@ -198,6 +201,18 @@ def _hear_all(
     except (LeaseLost, StoreFailed, WorkersLost) as error:
         return str(error)
     return "asked to end, and shards in hand are finished" if stop.draining else None
+
+
+def _changed(run: Run, known: int) -> str | None:
+    """Whether the run directory is not what it is believed to be: somebody else may have been at it."""
+    try:
+        run.require_lease()
+        there = count_records(run)
+    except (LeaseLost, StoreFailed) as error:
+        return str(error)
+    if there == known and run.place.size(JOB) is not None:
+        return None
+    return f"{run.place} has been changed by others meanwhile: {there:,} commit records, {known:,} expected"
 
 
 def _committed(run: Run, known: int) -> int:

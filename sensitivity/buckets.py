@@ -47,6 +47,13 @@ class Bucket(Place):
                 allowed=f"a path, or a URL beginning with {', '.join(SCHEMES)}",
                 remedy="copy it to one of these, or mount it and give the path",
             )
+        if odd := [mark for mark in "#?%" if mark in url]:
+            raise Refused(
+                "path",
+                given=f"{url}, with {' and '.join(odd)} in it",
+                allowed="names without #, ? and %, which a URL means something else by",
+                remedy="choose another name",
+            )
         self.url = url.rstrip("/")
 
     def __str__(self) -> str:

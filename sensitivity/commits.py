@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import WrapperStore
 
 from .checksums import SEAL, checksum, seal
-from .patience import StoreFailed, patiently
+from .patience import StoreFailed, patiently, reason
 from .plan import Shard
 from .store import COMMITS, FAILURES, RESULTS, Run
 
@@ -80,6 +81,7 @@ class Failure:
 
 
 SUM_BYTES = 4
+_NAME = re.compile(r"[0-9]{8}\.json")
 _COMMIT, _FAILURE = TypeAdapter(Commit), TypeAdapter(Failure)
 
 
@@ -266,7 +268,12 @@ def missing(run: Run, done: Iterable[int]) -> list[Shard]:
 def _record(run: Run, shard: Shard, known: set[str] | None) -> Commit | Odd | None:
     """known: chunks that are there; others are looked for. None: none is."""
     file = _name(COMMITS, shard.index)
-    content = run.place.read(file)
+    try:
+        content = run.place.read(file)
+    except OSError as error:
+        if isinstance(error, StoreFailed):
+            raise
+        return Odd(shard.index, file, f"it cannot be read: {reason(error)}")
     if content is None:
         return None
     record = _opened(content)
@@ -315,5 +322,5 @@ def _name(folder: str, index: int) -> str:
 
 
 def _listed(run: Run, folder: str) -> list[int]:
-    names = [name.removesuffix(".json") for name in run.place.names(folder) if name.endswith(".json")]
-    return sorted(int(name) for name in names if name.isdigit() and int(name) < run.layout.shard_count)
+    names = (name for name in run.place.names(folder) if _NAME.fullmatch(name))
+    return sorted(index for name in names if (index := int(name[:8])) < run.layout.shard_count)

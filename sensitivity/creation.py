@@ -17,7 +17,7 @@ from .choices import TUNING, purpose, remember
 from .errors import Refused
 from .folders import Folder
 from .job import Job
-from .lease import LEASE, Lease, LeaseLost, owned, require_token
+from .lease import LEASE, Lease, LeaseLost, owned, require_owner
 from .places import Place
 from .plan import Plan
 from .series import Survey, Windows, ingest, is_sliceable
@@ -70,7 +70,7 @@ def owning(home: Place) -> Iterator[Lease]:
         try:
             yield lease
         finally:
-            if is_new:
+            if is_new and not lease.made:
                 _discard_unless_made(lease)
 
 
@@ -78,7 +78,7 @@ def _discard_unless_made(lease: Lease) -> None:
     lease.over.set()  # a heart would make the folder again
     here = lease.place.once()
     with contextlib.suppress(OSError, LeaseLost):  # of a store that has failed it was said; another's run is left
-        require_token(here, lease.token)
+        require_owner(here, lease.owner)
         if here.size(JOB) is None:
             here.discard()
 
@@ -113,6 +113,8 @@ def create(
         require()
         home.discard(keep=LEASE)
         raise
+    if lease:
+        lease.made = True
     return run
 
 

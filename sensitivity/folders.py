@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import socket
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
@@ -73,8 +74,11 @@ class Folder(Place):
         return next(folder for folder in (self.path, *self.path.parents) if folder.exists())
 
     def _read(self, name: str) -> bytes | None:
+        path = self.path / name
         try:
-            return (self.path / name).read_bytes()
+            if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+                raise IsADirectoryError(errno.EISDIR, "it is not a file", str(path))
+            return path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -142,7 +146,7 @@ class Folder(Place):
 
     def _delete(self, name: str) -> None:
         path = self.path / name
-        path.unlink(missing_ok=True)
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
         if path.parent.exists():
             sync(path.parent)
 

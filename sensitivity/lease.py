@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -27,6 +28,7 @@ from .errors import Refused
 from .places import Place
 
 LEASE = "lease"
+_NAME = re.compile(r"[0-9]{8}\.json")
 BEAT_SECONDS, EXPIRY_SECONDS = 5.0, 30.0
 
 _log = logging.getLogger(__package__)
@@ -83,8 +85,11 @@ class Owner:
         return abs(time.time() - self.at) < EXPIRY_SECONDS
 
     def __str__(self) -> str:
-        since = datetime.fromtimestamp(self.since, UTC).astimezone()
-        return f"process {self.pid} on {self.host}, since {since:%Y-%m-%d %H:%M:%S %z}"
+        try:
+            since = f"{datetime.fromtimestamp(self.since, UTC).astimezone():%Y-%m-%d %H:%M:%S %z}"
+        except (OverflowError, ValueError, OSError):
+            since = "a time that is none"
+        return f"process {self.pid} on {self.host}, since {since}"
 
 
 _OWNER = TypeAdapter(Owner)
@@ -119,8 +124,7 @@ def _newest(place: Place) -> _Held | None:
 
 def newest_token(place: Place) -> int:
     """The token of the run's owner, of now or the last one; 0 where it never had one."""
-    stems = [name.removesuffix(".json") for name in place.names(LEASE)]
-    return max((int(stem) for stem in stems if stem.isdigit()), default=0)
+    return max((int(name[:8]) for name in place.names(LEASE) if _NAME.fullmatch(name)), default=0)
 
 
 def _name(token: int) -> str:
@@ -134,20 +138,22 @@ def owner(place: Place) -> Owner | None:
     return known if known is not None and not known.is_over and known.is_fresh else None
 
 
-def require_token(place: Place, token: int) -> None:
-    """Raise `LeaseLost` if the run has been taken over since `token` was given out."""
-    newest = newest_token(place)
-    if newest != token:
-        whose = f"is another driver's now (token {newest}, ours is {token})" if newest else "has been removed"
-        raise LeaseLost(f"{place} {whose}")
+def require_owner(place: Place, ours: Owner) -> None:
+    """Raise `LeaseLost` if the run has been taken over since, or removed; a new run at the same place is another's."""
+    held = _newest(place)
+    if held is None:
+        raise LeaseLost(f"{place} has been removed")
+    if held.token != ours.token or held.owner is None or held.owner.nonce != ours.nonce:
+        raise LeaseLost(f"{place} is another driver's now (token {held.token}, ours was {ours.token})")
 
 
 @dataclass
 class Lease:
-    """A run that is ours, until `lost`, and whose heart beats until it is `over`."""
+    """A run that is ours, until `lost`, and whose heart beats until it is `over`. made: there is a run."""
 
     place: Place
     owner: Owner
+    made: bool = False
     lost: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -162,24 +168,17 @@ class Lease:
 
     def require(self) -> None:
         """Raise `LeaseLost` if it is not ours any more."""
-        require_token(self.place, self.token)
+        require_owner(self.place, self.owner)
 
     def beat(self) -> None:
         """Tell others that we live; note whether we own the run still."""
         try:
-            require_token(self._once, self.token)
-            if self._is_ours():
-                self._write(replace(self.owner, at=time.time()))
-            else:
-                self.lost.set()
+            require_owner(self._once, self.owner)
+            self._write(replace(self.owner, at=time.time()))
         except LeaseLost:
             self.lost.set()
         except OSError:  # those who compute meet it too, and speak of it
             pass
-
-    def _is_ours(self) -> bool:
-        held = _newest(self._once)
-        return held is not None and held.owner is not None and held.owner.nonce == self.owner.nonce
 
     def live(self) -> None:
         """Beat until it is over or lost."""
@@ -188,9 +187,9 @@ class Lease:
 
     def give_back(self) -> None:
         _ended.add(self.owner.nonce)
-        with contextlib.suppress(OSError):
-            if not self.lost.is_set() and newest_token(self._once) == self.token:
-                self._write(replace(self.owner, at=time.time(), released=True))
+        with contextlib.suppress(OSError, LeaseLost):
+            require_owner(self._once, self.owner)
+            self._write(replace(self.owner, at=time.time(), released=True))
 
     def _write(self, owner: Owner) -> None:
         self._once.write(_name(self.token), _OWNER.dump_json(owner, indent=1))

@@ -13,6 +13,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -99,12 +100,9 @@ def _nodes(config: Any) -> Iterator[dict[str, Any]]:
 def _call_function(path: str, directory: str) -> keras.Model:
     module, _, name = path.partition(":")
     allowed = "package.module:function, callable without arguments, returning a keras.Model"
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
     try:
-        importlib.invalidate_caches()
         with contextlib.redirect_stdout(sys.stderr):
-            model = getattr(importlib.import_module(module), name)()
+            model = getattr(_import(module, directory), name)()
     except (Exception, SystemExit) as error:
         raise Refused(
             "model.path",
@@ -120,6 +118,19 @@ def _call_function(path: str, directory: str) -> keras.Model:
             remedy="return the model",
         )
     return model
+
+
+def import_module(path: str, directory: str) -> None:
+    """Import what a function is in, where it is there still, for the classes that it registers with Keras."""
+    with contextlib.suppress(Exception, SystemExit), contextlib.redirect_stdout(sys.stderr):
+        _import(path.partition(":")[0], directory)
+
+
+def _import(module: str, directory: str) -> ModuleType:
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    importlib.invalidate_caches()
+    return importlib.import_module(module)
 
 
 def cast(model: keras.Model, dtype: str) -> keras.Model:

@@ -15,7 +15,7 @@ from .checksums import SEAL, seal
 from .choices import TUNING, purpose, remember, remembered
 from .errors import Refused
 from .job import Job, SensitivitySection, SeriesSection
-from .lease import LEASE, Lease, require_token
+from .lease import LEASE, Lease, Owner, require_owner
 from .places import Place
 from .plan import Layout
 from .series import Survey, Windows, ingested
@@ -41,13 +41,13 @@ _KEYS = {
 class Run:
     """A run directory that is whole: everything that was decided before the first shard.
 
-    token: the lease's, under which this driver works at it; None: it only reads, or is alone. trust_model: the user
-    lets code run that is stored in the model.
+    owner: the driver that works at it, under a lease; None: it is only read, or nobody else is near. trust_model: the
+    user lets code run that is stored in the model.
     """
 
     place: Place
     content: dict[str, Any]
-    token: int | None = None
+    owner: Owner | None = None
     trust_model: bool = False
 
     @classmethod
@@ -94,12 +94,17 @@ class Run:
 
     def require_lease(self) -> None:
         """Raise `LeaseLost` where the run is worked at under a lease that is lost."""
-        if self.token is not None:
-            require_token(self.place, self.token)
+        if self.owner is not None:
+            require_owner(self.place, self.owner)
 
     def held(self, lease: Lease, *, trust_model: bool = False) -> Run:
         """The run, as worked at under that lease."""
-        return replace(self, token=lease.token, trust_model=trust_model)
+        return replace(self, owner=lease.owner, trust_model=trust_model)
+
+    @property
+    def token(self) -> int:
+        """The lease's; 0: it is worked at under none."""
+        return self.owner.token if self.owner else 0
 
     @property
     def versions(self) -> dict[str, str]:
@@ -240,7 +245,7 @@ def require_same(run: Run, job: Job, wanted: dict[str, Any]) -> None:
 
 def load_run_model(run: Run) -> keras.Model:
     """The run's own copy of the model, checked against its fingerprint and cast to the run's dtype."""
-    from .loading import cast, fingerprint, load_file, load_model
+    from .loading import cast, fingerprint, load_model
 
     name = run.content["model_file"]
     if name not in (MODEL, WEIGHTS) or run.place.size(name) is None:
@@ -252,7 +257,7 @@ def load_run_model(run: Run) -> keras.Model:
         )
     with run.place.local_copy(name) as file:
         if name == MODEL:
-            model = cast(load_file(file, trust=run.trust_model), run.job.run.dtype)
+            model = cast(_load_kept(run, file), run.job.run.dtype)
         else:
             model = load_model(run.job.model, run.job.directory, run.job.run.dtype)
             model(np.zeros((1, *run.facts.input_shape), run.facts.dtype))  # builds a model that waits for its input
@@ -265,3 +270,16 @@ def load_run_model(run: Run) -> keras.Model:
             remedy="restore it, or run the job into a new run directory",
         )
     return model
+
+
+def _load_kept(run: Run, file: Path) -> keras.Model:
+    """A model that a function built may be of classes that its module registers."""
+    from .loading import import_module, load_file
+
+    try:
+        return load_file(file, trust=run.trust_model)
+    except Refused:
+        if not run.job.model.is_function:
+            raise
+        import_module(run.job.model.path, run.job.directory)
+        return load_file(file, trust=run.trust_model)

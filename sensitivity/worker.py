@@ -116,7 +116,7 @@ class Worker:
             setting=self.kernel.setting.to_json(),
             projected_memory=worker_memory(facts, self.choice, layout, timing=True),
             why=self.choice.why,
-            token=self.run.token or 0,
+            token=self.run.token,
         )
         return commit(self.run, record)
 

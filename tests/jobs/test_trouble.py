@@ -159,6 +159,38 @@ def test_a_driver_that_lost_its_run_commits_nothing_more(write_job, tmp_path, mo
     assert 3 <= summary.done < 20
 
 
+def test_a_run_that_is_changed_by_others_meanwhile_is_not_called_done(write_job, tmp_path):
+    """Its job.json moved away, a record removed: what is left is left alone, and it is said."""
+    for name in ("job.json", "commits/00000001.json"):
+        file = rerouted(small_job(write_job), name.partition("/")[0])
+        run = tmp_path / name.partition("/")[0]
+        with after(5, (run / name).unlink):
+            found = call("run", file, "--serial")
+        assert found.exit_code == 1
+        assert "has been changed by others" in found.stderr
+        assert len(list((run / "commits").iterdir())) == (20 if name == "job.json" else 19)
+
+
+def test_a_function_whose_classes_keras_knows_by_their_module_is_resumed(write_job, tmp_path):
+    (tmp_path / "registered.py").write_text(
+        "import keras\nfrom keras import layers\n"
+        "@keras.saving.register_keras_serializable('ours')\n"
+        "class Twice(layers.Layer):\n"
+        "    def call(self, x):\n        return 2 * x\n"
+        "def build():\n"
+        "    source = keras.Input((6, 2))\n"
+        "    return keras.Model(source, layers.Dense(1)(layers.Flatten()(Twice()(source))))\n"
+    )
+    file = small_job(write_job)
+    file.write_text(file.read_text().replace("model.keras", "registered:build"))
+    with after(3, terminate):
+        assert call("run", file, "--serial").exit_code == 1
+    assert (tmp_path / "run" / "model.keras").exists()
+    process = start("resume", "run", "--serial", cwd=tmp_path)
+    said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, said
+
+
 @pytest.fixture
 def half_done(write_job, tmp_path) -> Path:
     """A run of 20 shards, of which 3 are missing."""

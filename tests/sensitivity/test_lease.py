@@ -17,7 +17,7 @@ from sensitivity import lease as leases
 from sensitivity import machine
 from sensitivity.addresses import place_at
 from sensitivity.errors import Refused
-from sensitivity.lease import LeaseLost, Owner, newest_token, owned, owner, require_token
+from sensitivity.lease import LeaseLost, Owner, newest_token, owned, owner, require_owner
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -111,10 +111,10 @@ def test_a_lease_that_was_lost_is_known_to_be(home, hasty_hearts):
         mine.require()
         other = leave(home, machine="another")
         assert mine.lost.wait(5)
-        with pytest.raises(LeaseLost, match="token 2, ours is 1"):
+        with pytest.raises(LeaseLost, match="token 2, ours was 1"):
             mine.require()
         with pytest.raises(LeaseLost):
-            require_token(home, 1)
+            require_owner(home, mine.owner)
     assert not leases._newest(home).owner.released  # it is not ours to give back
     assert leases._newest(home).owner == other
 
@@ -127,6 +127,18 @@ def test_a_run_that_was_removed_is_not_made_again_by_its_heart(tmp_path, hasty_h
         with pytest.raises(LeaseLost, match="has been removed"):
             mine.require()
     assert home.names() == []
+
+
+def test_a_run_made_anew_at_the_same_place_is_another_drivers(home, hasty_hearts):
+    """Tokens begin again there."""
+    with owned(home) as mine:
+        home.discard()
+        other = leave(home, machine="another")
+        assert other.token == mine.token
+        with pytest.raises(LeaseLost, match="another driver's"):
+            mine.require()
+        assert mine.lost.wait(5)
+    assert leases._newest(home).owner == other
 
 
 def test_the_heart_beats_on_while_the_store_fails(s3, hasty_hearts):

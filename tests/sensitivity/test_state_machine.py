@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from sensitivity.commits import Commit, Results, chunk_keys, commit, missing, read_commits
 from sensitivity.integrity import inspect, repair
-from sensitivity.lease import Lease, LeaseLost, Owner, newest_token
+from sensitivity.lease import _OWNER, Lease, LeaseLost, Owner, newest_token
 from sensitivity.plan import Shard
 from sensitivity.query import open_run
 from sensitivity.store import Run
@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
         """A new driver; the one before still believes that it owns the run."""
         before = getattr(self, "run", None)
         owner = Owner.me(newest_token(self.place) + 1)
-        self.place.write(f"lease/{owner.token:08d}.json", b"{}")
+        self.place.write(f"lease/{owner.token:08d}.json", _OWNER.dump_json(owner))
         self.run = Run.open(self.place).held(Lease(self.place, owner))
         if before is not None:
             with pytest.raises(LeaseLost):

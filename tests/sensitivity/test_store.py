@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from sensitivity.commits import (
     Results,
     chunk_keys,
     commit,
+    each_commit,
+    forget,
     missing,
     read_commit,
     read_commits,
@@ -31,7 +34,7 @@ from sensitivity.commits import (
 from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
 from sensitivity.job import Job
-from sensitivity.lease import LeaseLost
+from sensitivity.lease import _OWNER, LeaseLost, Owner
 from sensitivity.patience import StoreFailed
 from sensitivity.store import Run
 from sensitivity.worker import Worker
@@ -223,9 +226,16 @@ def test_a_commit_record_that_does_not_agree_counts_as_missing(run, damage):
 
 
 def test_foreign_files_among_the_records_do_no_harm(run):
-    for name in ("notes.txt", "x.json", "99999999.json", ".00000001.json.12.tmp"):
+    for name in ("notes.txt", "x.json", "99999999.json", ".00000001.json.12.tmp", "3.json", "².json"):
         (run.place.path / "commits" / name).write_text("{}")
+    (run.place.path / "commits" / "00000002.json").mkdir()
+    os.mkfifo(run.place.path / "commits" / "00000004.json")
     assert read_commits(run) == {}
+    said = []
+    assert list(each_commit(run, said.append)) == []
+    assert [text.split(":")[0] for text in said] == [f"shard {index} counts as missing" for index in (2, 4)]
+    forget(run, 2)
+    assert Worker(run.place).compute(run.layout.shard(2)).shard == 2
 
 
 def test_failures_are_kept_until_the_shard_is_committed(run):
@@ -367,8 +377,9 @@ def test_a_creation_that_was_overtaken_leaves_the_other_drivers_run(write_job, m
 
 
 def test_a_run_that_is_taken_over_while_the_store_fails_is_written_no_more(run, monkeypatch):
-    results = Results(replace(run, token=1))
-    run.place.write("lease/00000001.json", b"{}")
+    owner = Owner.me(1)
+    run.place.write("lease/00000001.json", _OWNER.dump_json(owner))
+    results = Results(replace(run, owner=owner))
     block = np.zeros((8, 1, 1, 6, 2), "float32")
     results.write_jacobian(0, 8, block)
     before = (run.place.path / "results.zarr" / "jacobian" / "c.0.0.0.0.0").read_bytes()
