@@ -13,7 +13,7 @@ from keras import layers
 from tests.conftest import FEATURES, frame, sequential
 from tests.jobs.bad_files import GARBAGE, content, directory, locked, members, save, with_config, with_part, without
 from tests.jobs.bad_series import SERIES, TIMED
-from tests.jobs.test_cli import call
+from tests.jobs.conftest import call
 
 SECTIONS = {
     "model": 'path = "model.keras"',

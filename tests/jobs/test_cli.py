@@ -12,16 +12,11 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from keras import layers
 
-from jobs.cli import main
 from jobs.tables import render
 from tests.conftest import frame, sequential
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+from tests.jobs.conftest import call
 
 
 def test_help_is_quick_and_names_every_command():

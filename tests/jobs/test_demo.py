@@ -9,7 +9,7 @@ import xarray as xr
 from jobs import demo
 from jobs.cli import main
 from sensitivity.progress import progress
-from tests.jobs.test_cli import call
+from tests.jobs.conftest import call
 
 
 def test_demo(tmp_path, ray_session, monkeypatch, capfd):

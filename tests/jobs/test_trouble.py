@@ -6,23 +6,15 @@ import errno
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from unittest import mock
 
 import pytest
-import xarray as xr
-from click.testing import CliRunner, Result
 
-import sensitivity
 from jobs import driver
-from jobs.cli import main
 from jobs.driver import How, resume, run_job
 from sensitivity.addresses import place_at
 from sensitivity.commits import read_commits
@@ -32,45 +24,7 @@ from sensitivity.integrity import inspect
 from sensitivity.job import Job
 from sensitivity.store import Run
 from tests.conftest import frame, sequential
-from tests.jobs.test_runners import PATIENCE, contents, rerouted, start
-
-RUNNERS = pytest.mark.parametrize("how", [How(serial=True), How()], ids=["serial", "ray"])
-KNOBS = {"kernel": "gradient", "windows_per_call": 2}  # timed, another might be taken, that rounds otherwise
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def small_job(write_job, **run) -> Path:
-    """20 shards of 50 windows."""
-    return write_job(series=frame(1005), sensitivity=KNOBS, run={"shard_windows": 50, **run})
-
-
-@contextmanager
-def after(commits: int, act: Callable[[], object]) -> Iterator[None]:
-    """Do something in the driver once it has heard of so many commits."""
-    add, heard = driver._Tally.add, []
-
-    def adding(tally, outcome):
-        add(tally, outcome)
-        heard.append(outcome)
-        if len(heard) == commits:
-            act()
-
-    with mock.patch.object(driver._Tally, "add", adding):
-        yield
-
-
-def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-@pytest.fixture
-def undisturbed(write_job, tmp_path) -> dict[str, bytes]:
-    """What the store of `small_job` holds when nothing happens."""
-    assert run_job(Job.load(rerouted(small_job(write_job), "undisturbed")), How(serial=True)).complete
-    return contents(tmp_path / "undisturbed")
+from tests.jobs.conftest import PATIENCE, RUNNERS, after, call, contents, rerouted, small_job, start, terminate
 
 
 @RUNNERS
@@ -358,63 +312,3 @@ def fill(disk: Path) -> None:
                 file.flush()
     except OSError:
         pass
-
-
-@RUNNERS
-def test_series_model_and_run_on_an_object_store(write_job, ray_session, undisturbed, s3, tmp_path, how):
-    """With faults among its answers."""
-    file = on_s3(small_job(write_job), tmp_path, s3.home)
-    faults = iter(["500", None, "torn", None, None, "lost"] * 5)
-    with s3.failing(lambda method, path: next(faults, None) if method == "PUT" and "/c" in path else None):
-        summary = run_job(Job.load(file), how)
-    assert summary.complete
-    run = Run.open(f"{s3.home}/run")
-    assert not any(part.damages for part in inspect(run))
-    copy = tmp_path / "copy"
-    for name in run.place.files():
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        (copy / name).write_bytes(run.place.read(name))
-    assert contents(copy) == undisturbed
-    dataset = sensitivity.open_run(f"{s3.home}/run")
-    xr.testing.assert_identical(
-        dataset.load().drop_attrs(), sensitivity.open_run(tmp_path / "undisturbed").load().drop_attrs()
-    )
-
-
-def on_s3(file: Path, folder: Path, home: str) -> Path:
-    """The same job with everything in a bucket."""
-    bucket, text = place_at(home), file.read_text()
-    for name in ("model.keras", "series.csv"):
-        bucket.write(name, (folder / name).read_bytes())
-        text = text.replace(f'"{name}"', f'"{home}/{name}"')
-    file.write_text(text.replace('path = "run"', f'path = "{home}/run"'))
-    shutil.copy(file, folder / "s3.toml")
-    return folder / "s3.toml"
-
-
-def test_an_object_store_that_fails_for_long_stops_the_run(write_job, undisturbed, s3, tmp_path):
-    file = on_s3(small_job(write_job), tmp_path, s3.home)
-    down = threading.Event()
-    with s3.failing(lambda method, path: "500" if down.is_set() and method == "PUT" else None):
-        with after(3, down.set):
-            found = call("run", file, "--serial")
-        assert found.exit_code == 1
-        assert "500" in found.stderr
-        assert "Traceback" not in found.stderr
-    assert f"sensitivity resume {s3.home}/run" in found.stderr
-    assert "missing" in call("status", f"{s3.home}/run").stdout
-    assert call("resume", f"{s3.home}/run", "--serial").exit_code == 0
-    assert call("verify", f"{s3.home}/run").exit_code == 0
-
-
-def test_a_store_that_cannot_be_reached_is_refused_at_once(write_job, tmp_path, monkeypatch, s3):
-    file = on_s3(small_job(write_job), tmp_path, s3.home)
-    with s3.failing(lambda method, path: "500"):
-        found = call("run", file, "--serial")
-    assert found.exit_code == 2
-    assert "AWS_ENDPOINT_URL" in found.stderr
-    place_at(s3.home).delete("series.csv")
-    found = call("run", file, "--serial")
-    assert found.exit_code == 2
-    assert "series.csv (no such file)" in found.stderr
-    assert place_at(f"{s3.home}/run").files() == []
