@@ -13,6 +13,7 @@ from keras import layers
 from sensitivity import candidates, choices, meter, tuning
 from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
+from sensitivity.folders import Folder
 from sensitivity.heads import Selection
 from sensitivity.job import SensitivitySection
 from sensitivity.model import CallFacts, Target, describe_call
@@ -371,14 +372,14 @@ def test_a_choice_survives_its_file(tmp_path):
     setting = Setting("forward", 8, lost=("XLA: none",), outputs_per_call=3)
     choice = Choice(setting, "timed", 123, (Trial(setting, 100, 5.0, 90), Trial(setting, 9, note="slow")), "cpu: x")
     purpose = choices.purpose({"weights": "a"}, FACTS, AUTO, "cpu: x")
-    file = tmp_path / "tuning.json"
-    assert choices.remembered(file, purpose) is None
-    choices.remember(file, purpose, choice)
-    choices.remember(file, {**purpose, "kind": "gpu: y"}, replace(choice, call_bytes=7))
-    choices.remember(file, purpose, choice)
-    assert choices.remembered(file, purpose) == choice
-    assert choices.remembered(file, {**purpose, "kind": "gpu: y"}).call_bytes == 7
-    assert choices.remembered(file, {**purpose, "dtype": "float64"}) is None
-    assert choices.remembered(file, choices.purpose({}, FACTS, SensitivitySection(kernel="forward"), "cpu: x")) is None
-    file.write_text('{"settings": [{"for": 3}, 4]}')
-    assert choices.remembered(file, purpose) is None
+    place = Folder(tmp_path)
+    assert choices.remembered(place, purpose) is None
+    choices.remember(place, purpose, choice)
+    choices.remember(place, {**purpose, "kind": "gpu: y"}, replace(choice, call_bytes=7))
+    choices.remember(place, purpose, choice)
+    assert choices.remembered(place, purpose) == choice
+    assert choices.remembered(place, {**purpose, "kind": "gpu: y"}).call_bytes == 7
+    assert choices.remembered(place, {**purpose, "dtype": "float64"}) is None
+    assert choices.remembered(place, choices.purpose({}, FACTS, SensitivitySection(kernel="forward"), "cpu: x")) is None
+    (tmp_path / "tuning.json").write_text('{"settings": [{"for": 3}, 4]}')
+    assert choices.remembered(place, purpose) is None
