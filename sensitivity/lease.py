@@ -139,11 +139,14 @@ def owner(place: Place) -> Owner | None:
 
 
 def require_owner(place: Place, ours: Owner) -> None:
-    """Raise `LeaseLost` if the run has been taken over since, or removed; a new run at the same place is another's."""
+    """Raise `LeaseLost` if the run has been taken over since, or removed; a new run at the same place is another's.
+
+    A file of ours that is torn is ours: the next heartbeat mends it.
+    """
     held = _newest(place)
     if held is None:
         raise LeaseLost(f"{place} has been removed")
-    if held.token != ours.token or held.owner is None or held.owner.nonce != ours.nonce:
+    if held.token != ours.token or (held.owner is not None and held.owner.nonce != ours.nonce):
         raise LeaseLost(f"{place} is another driver's now (token {held.token}, ours was {ours.token})")
 
 
@@ -225,6 +228,7 @@ def _acquire(place: Place) -> Lease:
 def _require_exclusive(place: Place, token: int) -> None:
     """Refuse a store that lets two create the same file."""
     if place.create(_name(token), b"{}"):
+        place.delete(_name(token))
         raise Refused(
             "run.path",
             given=f"{place}, a store that puts a file over one that is there, though asked not to",

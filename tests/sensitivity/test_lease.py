@@ -155,18 +155,21 @@ def test_the_heart_beats_on_while_the_store_fails(s3, hasty_hearts):
 def test_a_heartbeat_that_is_stored_in_part_loses_nothing(s3, hasty_hearts):
     home = place_at(s3.home)
     with owned(home) as mine:
-        left = iter(["torn"] * 3)
-        with s3.failing(lambda method, path: next(left, None) if method == "PUT" else None):
-            wait_until(lambda: next(left, None) is None)
+        with s3.failing(lambda method, path: "torn" if method == "PUT" else None):
+            wait_until(lambda: leases._newest(home).owner is None)
+            began = len(s3.requests)
+            wait_until(lambda: len(s3.requests) > began + 10)
+            mine.require()
+        wait_until(lambda: leases._newest(home).owner is not None)
         assert not mine.lost.is_set()
         assert home.names("lease") == ["00000001.json"]
-        wait_until(lambda: leases._newest(home).owner is not None)
 
 
 def test_a_store_that_lets_two_create_a_file_is_refused(s3, monkeypatch):
     monkeypatch.setattr(s3, "deaf", True)
     with pytest.raises(Refused, match="If-None-Match"), owned(place_at(s3.home)):
         pass
+    assert place_at(s3.home).files() == []
 
 
 def test_a_process_that_is_hidden_is_not_taken_for_dead(home, monkeypatch):
