@@ -11,6 +11,7 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 UNFINISHED = (".partial", ".tmp")  # how Zarr's and our own half-written files end
+AT_ONCE = 8
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -30,6 +32,7 @@ class Folder(Place):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._made: Path | None = None  # the uppermost folder of ours
+        self._named: set[Path] = set()  # folders whose folders are there to last
 
     def __str__(self) -> str:
         return str(self.path)
@@ -170,13 +173,14 @@ class Folder(Place):
         return found
 
     def _make_durable(self, names: list[str]) -> None:
-        """Files first, then the folders that name them, and those that name these."""
+        """Files, the folders that name them, and once those that name these: a disk takes them together."""
         paths = [self.path / name for name in names]
-        for path in paths:
-            sync(path)
-        above = {folder for path in paths for folder in path.parents}
-        for folder in sorted(folder for folder in above if folder.is_relative_to(self.path)):
-            sync(folder)
+        beside = {path.parent for path in paths}
+        above = {folder for path in paths for folder in path.parents if folder.is_relative_to(self.path)}
+        new = above - beside - self._named
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(sync, [*paths, *beside, *new]))
+        self._named |= new
 
     def _discard(self, keep: str) -> None:
         """The folder itself stays if it was there before: it may be a mount point."""
