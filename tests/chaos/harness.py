@@ -1,6 +1,6 @@
 """Runs that are killed again and again, at named points and at random moments, and must end as if undisturbed.
 
-    python -m tests.chaos.harness --runs 60 --kills 200
+    python -m tests.chaos.harness --runs 60 --kills 200 --starts 30
 
 Each run is a real `sensitivity run` on a real Ray of several processes. Kills are spread over it: the driver, a worker,
 Ray's own node process; by SIGKILL, or SIGTERM for the driver. After each death of the driver `resume` goes on, until
@@ -11,6 +11,7 @@ committed is lost or computed again); the store is bit-identical to an undisturb
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -226,18 +227,30 @@ def _settled(run: Path) -> dict[str, bytes]:
         before = after
 
 
+def start_two(stage: Stage, tally: Tally) -> None:
+    """Two drivers at the same moment: one computes, the other is refused."""
+    stage.clear()
+    drivers = [stage.start("run", "job.toml", "--serial") for _ in range(2)]
+    statuses = sorted(driver.wait(PATIENCE) for driver in drivers)
+    if statuses != [0, 2]:
+        tally.wrong.append(f"two drivers ended with {statuses}: {stage.said()[-2000:]}")
+    tally.count("double start")
+    _check(stage, ["two drivers"], tally)
+
+
 def plans(runs: int, kills: int, rng: random.Random) -> list[list[str]]:
     """Kills for each run: every named point comes, and random moments as often."""
     named = [*IN_WORKERS, *IN_DRIVER]
     points = [named[i // 2 % len(named)] if i % 2 else rng.choice(AT_RANDOM) for i in range(kills)]
     rng.shuffle(points)
-    return [points[i::runs] for i in range(runs)]
+    return [points[i::runs] for i in range(runs)] if runs else []
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--starts", type=int, default=0, help="of two drivers at the same moment, before the kills")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a new folder to work in, which stays")
     given = parser.parse_args()
@@ -246,8 +259,12 @@ def main() -> int:
         if given.keep is not None:
             given.keep.mkdir()
         stage = Stage(given.keep or Path(folder))
-        for points in plans(given.runs, given.kills, rng):
-            kill_through(stage, points, rng, tally)
+        acts = [functools.partial(start_two, stage, tally)] * given.starts
+        acts += [
+            functools.partial(kill_through, stage, points, rng, tally) for points in plans(given.runs, given.kills, rng)
+        ]
+        for act in acts:
+            act()
             print(tally, *tally.wrong, sep="\n", flush=True)
             if tally.wrong:
                 break
