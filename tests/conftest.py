@@ -72,6 +72,14 @@ def s3(s3_server, monkeypatch, request):
     return s3_server
 
 
+@pytest.fixture(params=["folder", "s3"])
+def home(request, tmp_path):
+    """A place of each kind: what holds for one holds for the other."""
+    from sensitivity.addresses import place_at
+
+    return place_at(tmp_path / "home" if request.param == "folder" else request.getfixturevalue("s3").home)
+
+
 def frame(steps: int, features: tuple[str, ...] = FEATURES, seed: int = 0) -> pd.DataFrame:
     """An hourly series of random values."""
     values = np.random.default_rng(seed).standard_normal((steps, len(features)))

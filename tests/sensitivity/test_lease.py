@@ -20,13 +20,6 @@ from sensitivity.errors import Refused
 from sensitivity.lease import LeaseLost, Owner, newest_token, owned, owner, require_owner
 
 
-@pytest.fixture(params=["folder", "s3"])
-def home(request, tmp_path):
-    if request.param == "folder":
-        return place_at(tmp_path / "home")
-    return place_at(request.getfixturevalue("s3").home)
-
-
 @pytest.fixture
 def hasty_hearts(monkeypatch):
     monkeypatch.setattr(leases, "BEAT_SECONDS", 0.05)

@@ -18,13 +18,6 @@ from sensitivity.errors import Refused
 from sensitivity.patience import StoreFailed, patiently
 
 
-@pytest.fixture(params=["folder", "s3"])
-def home(request, tmp_path):
-    if request.param == "folder":
-        return place_at(tmp_path / "home")
-    return place_at(request.getfixturevalue("s3").home)
-
-
 @pytest.fixture
 def hurried(monkeypatch):
     monkeypatch.setenv(patience.PATIENCE, "0.3")
