@@ -26,10 +26,11 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from sensitivity import machine
+from sensitivity import machine, patience
 from sensitivity.commits import Commit, Failure, read_commit, record_failure
 from sensitivity.errors import Refused
 from sensitivity.lease import Lease
+from sensitivity.patience import PATIENCE
 from sensitivity.plan import Shard, Workers, human_bytes
 from sensitivity.setting import Choice
 from sensitivity.store import Run
@@ -48,7 +49,8 @@ CONNECT_SECONDS, PATIENCE_SECONDS, LOOK_SECONDS = 5.0, 30.0, 1.0
 class ShardWorker:
     """A `sensitivity.worker.Worker` behind Ray."""
 
-    def __init__(self, run: Run, choice: Choice, workers: Workers, halvings: int) -> None:
+    def __init__(self, run: Run, choice: Choice, workers: Workers, halvings: int, patience: float) -> None:
+        os.environ[PATIENCE] = str(patience)
         self._run, self._choice, self._workers, self._halvings = run, choice, workers, halvings
 
     def origin(self) -> Origin:
@@ -240,7 +242,7 @@ class _Crew:
         remote = ray.remote(ShardWorker).options(
             scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0, **options
         )
-        actor: Any = remote.remote(self._run, self._choice, self._workers, self._halvings)
+        actor: Any = remote.remote(self._run, self._choice, self._workers, self._halvings, patience.seconds())
         calls = actor.origin.remote(), actor.set_up.remote()
         self._seats.append(_Seat(f"worker {self._hired}", actor, *calls, self._halvings))
         self._hired += 1
