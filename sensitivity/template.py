@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 JACOBIAN_DIMS = ("time", "output_step", "output", "lag", "feature")
 PREDICTION_DIMS = JACOBIAN_DIMS[:3]
 LABEL_BLOCK = 1 << 20
-# Chosen by tests/benchmarks/codecs.py on real Jacobians.
 # Every codec chain ends with a checksum: what changed on the disk is never decoded, by whatever reads it.
 CHECKED = (Crc32cCodec(),)
+# Chosen by tests/benchmarks/codecs.py on real Jacobians.
 CODEC = BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle")
 
 

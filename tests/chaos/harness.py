@@ -124,7 +124,12 @@ def kill_through(stage: Stage, points: list[str], rng: random.Random, tally: Tal
         (stage.plan / f"{number:03d} {point}").touch()
     moments = [point for point in points if point in AT_RANDOM]
     run, seen, status = stage.folder / "run", {}, -1
+    commands = 0
     while status != 0:
+        commands += 1
+        if commands > len(points) + 3:
+            tally.wrong.append(f"{points}: {commands} commands do not end it: {stage.said()[-2000:]}")
+            break
         known = run / "job.json"
         process = stage.start("resume", "run") if known.exists() else stage.start("run", "job.toml")
         status = _disturbed(process, run, moments, rng, tally)

@@ -171,7 +171,7 @@ def test_random_damage_is_found_every_time_and_nowhere_else(run):
         lambda path, _: path.unlink(),
         lambda path, other: path.write_bytes(other.read_bytes()),
     ]
-    for _ in range(40):
+    for _ in range(100):
         name, other = random.choice([n for n in names if n.startswith("results.zarr/jacobian")], 2, replace=False)
         kind = kinds[random.integers(len(kinds))]
         if random.random() < 0.3:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
-from sensitivity import patience
+from sensitivity import buckets, patience
 from sensitivity.addresses import place_at, place_of, scheme
 from sensitivity.errors import Refused
 from sensitivity.patience import StoreFailed, patiently
@@ -162,6 +162,18 @@ def test_an_object_store_with_faults_keeps_the_contract(s3, what):
         assert home.create("b", b"content")
     assert home.read("b") == b"content"
     assert not home.create("b", b"another")
+
+
+def test_an_object_store_that_does_not_answer_in_time_is_asked_again(s3, monkeypatch):
+    monkeypatch.setattr(s3, "HANG", 1.0, raising=False)
+    monkeypatch.setattr(buckets, "_CLIENT", {**buckets._CLIENT, "timeout": "0.3s", "read_timeout": "0.3s"})
+    home = place_at(s3.home)
+    for method, act in (("PUT", lambda: home.write("a", b"content")), ("GET", lambda: home.read("a"))):
+        left = iter(["hang"])
+        with s3.failing(lambda verb, path, method=method, left=left: next(left, None) if verb == method else None):
+            act()
+        assert next(left, None) is None
+    assert home.read("a") == b"content"
 
 
 def test_an_object_store_that_is_down_is_said_so(s3, hurried):
