@@ -47,7 +47,7 @@ class How:
 class Summary:
     """What one call did. already, done: shards committed before and after; failed: given up, now or earlier;
     computed: windows; rate: windows a second from the first shard's start to the last commit; not_finite: derivatives
-    by shard; stopped: why, if before the end; intact: nobody else has been at the run.
+    by shard; stopped: why, if before the end; intact: nobody else has been at the run, as far as is known.
     """
 
     run: Run
@@ -154,6 +154,14 @@ class _Tally:
         return self.computed / max(self.finished - self.started, 1e-9) if self.committed else 0.0
 
 
+@dataclass(frozen=True)
+class _End:
+    """Why a run ended before its shards did, if so. intact: nobody else has been at it, as far as is known."""
+
+    why: str | None = None
+    intact: bool = True
+
+
 def _finish(run: Run, lease: Lease, choice: Choice, workers: Workers, how: How, stop: Stop) -> Summary:
     done = {record.shard: record.stop - record.start for record in each_commit(run, say)}
     failures = {shard: failure for shard, failure in read_failures(run).items() if shard not in done}
@@ -162,34 +170,35 @@ def _finish(run: Run, lease: Lease, choice: Choice, workers: Workers, how: How, 
     total = run.layout.shard_count
     given_up = f", {len(left):,} given up earlier" if left else ""
     say(f"{len(done):,} of {total:,} shards are committed, {len(todo):,} to compute{given_up}")
-    tally, stopped = _Tally(failed=list(left.values())), None
+    tally, end = _Tally(failed=list(left.values())), _End()
     if todo:
         ledger = Ledger(todo, failures)
         if lease.token > 1:
             run.place.sweep()
         with progress(run.layout.windows, sum(done.values())) as advance:
             outcomes = _outcomes(run, lease, ledger, choice, workers, how, stop)
-            stopped = _hear_all(outcomes, tally, advance, stop)
+            end = _hear_all(outcomes, tally, advance, stop)
     after = len(done) + tally.committed
-    changed = None if stopped else _changed(run, after)
+    if end.why is None:
+        end = _changed(run, after)
+    else:
+        after = _committed(run, after)
     return Summary(
         run=run,
         already=len(done),
-        done=_committed(run, after) if stopped else after,
+        done=after,
         failed=tuple(tally.failed),
         shards=total,
         computed=tally.computed,
         rate=tally.rate,
         not_finite=tally.not_finite,
-        stopped=stopped or changed,
-        intact=changed is None,
+        stopped=end.why,
+        intact=end.intact,
     )
 
 
-def _hear_all(
-    outcomes: Generator[Commit | Failure, None, None], tally: _Tally, advance: Advance, stop: Stop
-) -> str | None:
-    """Count what becomes of shards; why it ended before they did, if so."""
+def _hear_all(outcomes: Generator[Commit | Failure, None, None], tally: _Tally, advance: Advance, stop: Stop) -> _End:
+    """Count what becomes of shards."""
     try:
         with contextlib.closing(outcomes):
             for outcome in outcomes:
@@ -197,22 +206,23 @@ def _hear_all(
                 if isinstance(outcome, Commit):
                     advance(outcome.stop - outcome.start, outcome.started)
     except KeyboardInterrupt:
-        return "the time to finish is over" if stop.draining else "interrupted"
+        return _End("the time to finish is over" if stop.draining else "interrupted")
     except (LeaseLost, StoreFailed, WorkersLost) as error:
-        return str(error)
-    return "asked to end, and shards in hand are finished" if stop.draining else None
+        return _End(str(error), intact=not isinstance(error, LeaseLost))
+    return _End("asked to end, and shards in hand are finished" if stop.draining else None)
 
 
-def _changed(run: Run, known: int) -> str | None:
+def _changed(run: Run, known: int) -> _End:
     """Whether the run directory is not what it is believed to be: somebody else may have been at it."""
     try:
         run.require_lease()
         there = count_records(run)
     except (LeaseLost, StoreFailed) as error:
-        return str(error)
+        return _End(str(error), intact=False)
     if there == known and run.place.size(JOB) is not None:
-        return None
-    return f"{run.place} has been changed by others meanwhile: {there:,} commit records, {known:,} expected"
+        return _End()
+    what = f"{run.place} has been changed by others meanwhile: {there:,} commit records, {known:,} expected"
+    return _End(what, intact=False)
 
 
 def _committed(run: Run, known: int) -> int:

@@ -35,6 +35,9 @@ def conclude(summary: Summary) -> int:
         why = "stopped"
         say(summary.stopped)
     say(f"{why}: {summary.done:,} of {summary.shards:,} shards are committed")
+    if not summary.intact:
+        say(f"what stands there now:  sensitivity status {shlex.quote(str(place))}")
+        return INCOMPLETE
     only_failed = summary.done + len(summary.failed) == summary.shards
     say(f"to go on:  {resume_command(place, retry_failed=only_failed)}")
     return INCOMPLETE

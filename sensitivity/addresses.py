@@ -9,6 +9,12 @@ from pathlib import Path
 from .folders import Folder
 from .places import Place
 
+# What object stores want to know of us, by scheme: some of what the environment may say.
+CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
+}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 

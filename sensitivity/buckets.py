@@ -20,6 +20,7 @@ from zarr.storage import ObjectStore as ZarrStore
 from zarr.storage import WrapperStore
 
 from .errors import Refused
+from .patience import StoreFailed
 from .places import Place
 
 if TYPE_CHECKING:
@@ -219,13 +220,15 @@ class _Careful(WrapperStore[Any]):
 
 @contextlib.contextmanager
 def _said_by_the_store() -> Iterator[None]:
-    """obstore's errors as Python's own, in one line."""
-    from obstore.exceptions import AlreadyExistsError, BaseError
+    """obstore's errors as Python's own, in one line. To be denied access is nothing that passes."""
+    from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
 
     try:
         yield
     except AlreadyExistsError as error:
         raise FileExistsError(str(error).partition("\n")[0]) from error
+    except (PermissionDeniedError, UnauthenticatedError) as error:
+        raise StoreFailed(_gist(str(error))) from error
     except BaseError as error:
         raise OSError(_gist(str(error))) from error
 

@@ -177,7 +177,7 @@ def commit(run: Run, record: Commit) -> Commit:
         if earlier is not None and not _is_stored(run, record):
             run.place.delete(name)
             raise StoreFailed(f"{run.place}: two workers wrote shard {record.shard} at once: it is missing again")
-        run.place.write(name, content)
+        patiently(run.place, _write, run, name, content)
     if record.attempt > 1:
         run.place.delete(_name(FAILURES, record.shard))
     return record
@@ -186,6 +186,11 @@ def commit(run: Run, record: Commit) -> Commit:
 def _create(run: Run, name: str, content: bytes) -> bool:
     run.require_lease()
     return run.place.once().create(name, content)
+
+
+def _write(run: Run, name: str, content: bytes) -> None:
+    run.require_lease()
+    run.place.once().write(name, content)
 
 
 def _is_stored(run: Run, record: Commit) -> bool:

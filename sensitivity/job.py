@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
-from .addresses import place_at, place_of, scheme
+from .addresses import CREDENTIALS, place_at, place_of, scheme
 from .errors import Refused
 from .findings import refusals, unknown_key
 from .patience import reason
@@ -323,8 +323,7 @@ def _version(key: str, path: str) -> str | None:
             key,
             given=f"{path} ({reason(error)})",
             allowed="a place that can be reached",
-            remedy="check the URL, and in the environment credentials, region and endpoint, such as AWS_ACCESS_KEY_ID, "
-            "AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL",
+            remedy=f"check the URL, and in the environment what the store asks for: {CREDENTIALS[scheme(path)]}",
         ) from error
 
 

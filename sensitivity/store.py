@@ -14,6 +14,7 @@ from .addresses import place_at
 from .checksums import SEAL, seal
 from .choices import TUNING, purpose, remember, remembered
 from .errors import Refused
+from .folders import Folder
 from .job import Job, SensitivitySection, SeriesSection
 from .lease import LEASE, Lease, Owner, require_owner
 from .places import Place
@@ -256,6 +257,8 @@ def load_run_model(run: Run) -> keras.Model:
             remedy="restore the file, or run the job into a new run directory",
         )
     with run.place.local_copy(name) as file:
+        if run.job.model.is_function:
+            _require_code_elsewhere(run)
         if name == MODEL:
             model = cast(_load_kept(run, file), run.job.run.dtype)
         else:
@@ -270,6 +273,19 @@ def load_run_model(run: Run) -> keras.Model:
             remedy="restore it, or run the job into a new run directory",
         )
     return model
+
+
+def _require_code_elsewhere(run: Run) -> None:
+    """A run directory from elsewhere may bring code along, and name it as the function that builds its model."""
+    directory = Path(run.job.directory)
+    inside = isinstance(run.place, Folder) and directory.resolve().is_relative_to(run.place.path.resolve())
+    if inside or not directory.is_absolute():
+        raise Refused(
+            "model.path",
+            given=f"{run.job.model.path} in {directory}, which came with the run directory {run.place}",
+            allowed="code that is not a part of the run directory",
+            remedy="look at the code; if it is to be trusted, run a job of your own with it",
+        )
 
 
 def _load_kept(run: Run, file: Path) -> keras.Model:

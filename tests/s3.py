@@ -12,13 +12,14 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 BUCKET = "bucket"
+SERVER_ERROR = "500 Internal Server Error"
 Answer = Callable[..., Any]
 
 
 class Server:
     """moto's S3 behind a door that lets faults in. `fault`: called with method and path of every request; what it
-    returns is done to it: "500", "hang" (no answer for `HANG` seconds), "torn" (half of the body is stored, and the
-    answer is a success), "lost" (it is served, and the answer is a 500).
+    returns is done to it: "500", "403", "hang" (no answer for `HANG` seconds), "torn" (half of the body is stored, and
+    the answer is a success), "lost" (it is served, and the answer is a 500).
     """
 
     HANG = 3.0
@@ -31,6 +32,7 @@ class Server:
         logging.getLogger("werkzeug").setLevel("ERROR")
         self.fault: Callable[[str, str], str | None] = lambda method, path: None
         self.requests: list[tuple[str, str]] = []
+        self.asker = ""  # how the last one showed who it is
         self._behind = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()  # moto looks whether there is a key, and then puts one
         self._server = make_server("127.0.0.1", 0, self._serve, threaded=True)
@@ -60,11 +62,12 @@ class Server:
     def _serve(self, environ: dict[str, Any], start_response: Answer) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         self.requests.append((method, path))
+        self.asker = environ.get("HTTP_AUTHORIZATION", "")
         what = self.fault(method, path)
         if what == "hang":
             time.sleep(self.HANG)
-        if what in ("500", "hang"):
-            return _failed(start_response)
+        if what in ("500", "403", "hang"):
+            return _failed(start_response, "403 Forbidden" if what == "403" else SERVER_ERROR)
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         if self.deaf:
             environ.pop("HTTP_IF_NONE_MATCH", None)
@@ -77,8 +80,8 @@ class Server:
         return _failed(start_response) if what == "lost" else answer
 
 
-def _failed(start_response: Answer) -> list[bytes]:
-    start_response("500 Internal Server Error", [("Content-Length", "0")])
+def _failed(start_response: Answer, status: str = SERVER_ERROR) -> list[bytes]:
+    start_response(status, [("Content-Length", "0")])
     return []
 
 

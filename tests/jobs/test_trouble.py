@@ -108,9 +108,12 @@ def test_a_driver_that_lost_its_run_commits_nothing_more(write_job, tmp_path, mo
         home.write("lease/00000002.json", b"{}")
 
     with after(3, take_over):
-        summary = run_job(Job.load(small_job(write_job)), How(serial=True))
-    assert "another driver's" in summary.stopped
-    assert 3 <= summary.done < 20
+        found = call("run", small_job(write_job), "--serial")
+    assert found.exit_code == 1
+    assert "another driver's" in found.stderr
+    assert f"sensitivity status {home}" in found.stderr
+    assert "resume" not in found.stderr
+    assert 3 <= len(read_commits(Run.open(home))) < 20
 
 
 def test_a_run_that_is_changed_by_others_meanwhile_is_not_called_done(write_job, tmp_path):
@@ -122,6 +125,7 @@ def test_a_run_that_is_changed_by_others_meanwhile_is_not_called_done(write_job,
             found = call("run", file, "--serial")
         assert found.exit_code == 1
         assert "has been changed by others" in found.stderr
+        assert "sensitivity status" in found.stderr
         assert len(list((run / "commits").iterdir())) == (20 if name == "job.json" else 19)
 
 

@@ -176,6 +176,25 @@ def test_an_object_store_that_does_not_answer_in_time_is_asked_again(s3, monkeyp
     assert home.read("a") == b"content"
 
 
+def test_an_object_store_that_denies_access_is_not_asked_again(s3):
+    home, before = place_at(s3.home), len(s3.requests)
+    with s3.failing(lambda method, path: "403"), pytest.raises(StoreFailed, match="403"):
+        home.read("a")
+    assert len(s3.requests) == before + 1
+
+
+def test_who_we_are_is_taken_from_the_environment_or_from_a_profile(s3, monkeypatch, tmp_path):
+    assert place_at(s3.home).read("a") is None
+    assert "Credential=key/" in s3.asker
+    (tmp_path / "credentials").write_text("[ours]\naws_access_key_id = profiled\naws_secret_access_key = secret\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_PROFILE", "ours")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    assert place_at(s3.home).read("a") is None
+    assert "Credential=profiled/" in s3.asker
+
+
 def test_an_object_store_that_is_down_is_said_so(s3, hurried):
     with s3.failing(lambda method, path: "500"), pytest.raises(StoreFailed, match="500"):
         place_at(s3.home).read("a")

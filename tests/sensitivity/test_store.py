@@ -118,6 +118,19 @@ def test_a_lambda_built_by_a_function_runs_in_either_dtype(write_job, tmp_path, 
     assert (jacobian == 2).all()
 
 
+def test_code_that_comes_with_a_run_directory_is_not_imported(write_job, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from keras import layers\nfrom tests.conftest import sequential\n"
+        "def build(): return sequential((6, 2), layers.Flatten(), layers.Dense(1))\n"
+    )
+    run = started(edit(write_job(), 'path = "model.keras"', 'path = "own:build"'))
+    for directory in (str(run.place), f"{run.place}/commits", "."):
+        job = {**run.content["job"], "directory": directory}
+        with pytest.raises(Refused, match="came with the run directory"):
+            store.load_run_model(replace(run, content={**run.content, "job": job}))
+    assert store.load_run_model(run).count_params() == 13
+
+
 def test_a_shard_is_done_only_with_its_commit_record(run):
     worker = Worker(run.place)
     shard = run.layout.shard(2)
