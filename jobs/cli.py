@@ -143,7 +143,7 @@ def status(run: str) -> None:
 
 @main.command()
 @RUN
-@click.option("--repair", is_flag=True, help="Make damaged shards missing again, for resume to compute.")
+@click.option("--repair", is_flag=True, help="Make damaged shards missing, for resume to compute; restore the rest.")
 @errors_explained
 def verify(run: str, repair: bool) -> None:
     """Re-read every committed chunk of RUN against its checksum; exit status 1 where one is damaged."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sensitivity.addresses import place_at
-from sensitivity.commits import Commit, Failure, count_records, each_commit, missing, read_failures
+from sensitivity.commits import Commit, Failure, Odd, count_records, each_commit, missing, read_failures
 from sensitivity.creation import owning
 from sensitivity.job import Job
 from sensitivity.lease import Lease, LeaseLost
@@ -75,7 +75,9 @@ def run_job(job: Job, how: How) -> Summary:
             from .ray_runner import require_a_node
 
             require_a_node(prepared.plan.workers, job.run.memory_bytes)
-        run = _held(prepared.open_or_create(lease), lease, how)
+        run = _as_ours(prepared.open_or_create(lease), lease, how)
+        if not lease.made and run.series != job.series:  # what workers read; the job's own was surveyed just now
+            run.require_series(survey(run.series))
         return _finish(run, lease, prepared.plan.choice, prepared.plan.workers, how, stop)
 
 
@@ -83,7 +85,7 @@ def resume(path: Path | str, how: How) -> Summary:
     """Finish a run from its own directory."""
     stop = Stop(how.grace)
     with stop.listening(), owning(Run.open(path).place) as lease, _resources(how) as resources:
-        run = _held(Run.open(lease.place), lease, how)
+        run = _as_ours(Run.open(lease.place), lease, how)
         run.require_series(survey(run.series))
         with quiet():
             found = resources or local()
@@ -92,7 +94,7 @@ def resume(path: Path | str, how: How) -> Summary:
         return _finish(run, lease, _choice(run, workers, how), workers, how, stop)
 
 
-def _held(run: Run, lease: Lease, how: How) -> Run:
+def _as_ours(run: Run, lease: Lease, how: How) -> Run:
     """The run as ours, with the versions that it may be computed with."""
     held = run.held(lease, trust_model=how.trust_model)
     if not how.allow_version_change:
@@ -128,8 +130,11 @@ def _resources(how: How) -> Iterator[Resources | None]:
 
 @dataclass
 class _Tally:
-    """What came of a run's shards so far: a few numbers, however many shards."""
+    """What came of a run's shards so far: a few numbers, however many shards. odd: those with a record that does not
+    count.
+    """
 
+    odd: set[int] = field(default_factory=set)
     failed: list[Failure] = field(default_factory=list)
     not_finite: dict[int, int] = field(default_factory=dict)
     committed: int = 0
@@ -142,6 +147,7 @@ class _Tally:
             self.failed.append(outcome)
             return
         self.committed += 1
+        self.odd.discard(outcome.shard)
         if outcome.not_finite:
             self.not_finite[outcome.shard] = outcome.not_finite
         self.computed += outcome.computed
@@ -163,14 +169,17 @@ class _End:
 
 
 def _finish(run: Run, lease: Lease, choice: Choice, workers: Workers, how: How, stop: Stop) -> Summary:
-    done = {record.shard: record.stop - record.start for record in each_commit(run, say)}
+    odd: list[Odd] = []
+    done = {record.shard: record.stop - record.start for record in each_commit(run, odd.append)}
+    for record in odd:
+        say(str(record))
     failures = {shard: failure for shard, failure in read_failures(run).items() if shard not in done}
     left = {} if how.retry_failed else {i: failure for i, failure in failures.items() if failure.given_up}
     todo = missing(run, {*done, *left})
     total = run.layout.shard_count
     given_up = f", {len(left):,} given up earlier" if left else ""
     say(f"{len(done):,} of {total:,} shards are committed, {len(todo):,} to compute{given_up}")
-    tally, end = _Tally(failed=list(left.values())), _End()
+    tally, end = _Tally(odd={record.shard for record in odd}, failed=list(left.values())), _End()
     if todo:
         ledger = Ledger(todo, failures)
         if lease.token > 1:
@@ -180,7 +189,7 @@ def _finish(run: Run, lease: Lease, choice: Choice, workers: Workers, how: How, 
             end = _hear_all(outcomes, tally, advance, stop)
     after = len(done) + tally.committed
     if end.why is None:
-        end = _changed(run, after)
+        end = _changed(run, after + len(tally.odd))
     else:
         after = _committed(run, after)
     return Summary(

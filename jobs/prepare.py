@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sensitivity.addresses import place_at
-from sensitivity.creation import create, require_free
+from sensitivity.creation import Beginning, create, require_free
 from sensitivity.errors import Refused
 from sensitivity.job import Job, SensitivitySection
 from sensitivity.lease import Lease
@@ -30,7 +30,6 @@ from sensitivity.store import JOB, Run, identity, require_same
 from .resources import Resources, hold, local, quiet
 
 if TYPE_CHECKING:
-    import keras
     import numpy as np
 
     from sensitivity.audit import Audit
@@ -40,25 +39,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(Beginning):
     """A job that may run: its parts loaded, proved and planned. Nothing is written yet."""
 
-    job: Job
-    survey: Survey
-    model: keras.Model
-    fingerprints: dict[str, str]
-    plan: Plan
-    audit: Audit | None
     trust_model: bool = False
 
     def open_or_create(self, lease: Lease | None = None) -> Run:
         """The run directory: the one that is there, if it is of this job, else a new one, made under the lease."""
         home = lease.place if lease else place_at(self.job.run.path)
-        if home.size(JOB) is None:
-            if self.audit is None:
-                raise ValueError(f"{home} is new: a job is audited before its run is created")
-            parts = (self.job, self.survey, self.model, self.fingerprints, self.plan, self.audit)
-            return create(lease, *parts, trust_model=self.trust_model)
+        if not home.size(JOB):
+            return create(lease, self, trust_model=self.trust_model)
         run = Run.open(home)
         require_same(run, self.job, identity(self.job, self.survey, self.plan.facts, self.fingerprints))
         return run
@@ -71,7 +61,7 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False, 
     trust_model: code that is stored in the model's file may run.
     """
     home = place_at(job.run.path)
-    resume = home.size(JOB) is not None
+    resume = bool(home.size(JOB))
     if not resume:
         require_free(home)
     found = survey(job.series)

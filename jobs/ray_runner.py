@@ -49,8 +49,9 @@ CONNECT_SECONDS, PATIENCE_SECONDS, LOOK_SECONDS = 5.0, 30.0, 1.0
 class ShardWorker:
     """A `sensitivity.worker.Worker` behind Ray."""
 
-    def __init__(self, run: Run, choice: Choice, workers: Workers, halvings: int, patience: float) -> None:
-        os.environ[PATIENCE] = str(patience)
+    def __init__(self, run: Run, choice: Choice, workers: Workers, halvings: int, bearing: float) -> None:
+        """bearing: seconds with a store that fails, as the driver has it."""
+        os.environ[PATIENCE] = str(bearing)
         self._run, self._choice, self._workers, self._halvings = run, choice, workers, halvings
 
     def origin(self) -> Origin:

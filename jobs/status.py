@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 
-from sensitivity.commits import Commit, Failure, each_commit, read_failures
+from sensitivity.commits import Commit, Failure, Odd, each_commit, read_failures
 from sensitivity.lease import owner
 from sensitivity.plan import human_bytes
 from sensitivity.setting import Setting
@@ -55,7 +55,7 @@ def _not_finite(by_shard: dict[int, int]) -> list[str]:
 
 
 def report(run: Run) -> str:
-    odd: list[str] = []
+    odd: list[Odd] = []
     commits = {record.shard: record for record in each_commit(run, odd.append)}
     failures = {i: failure for i, failure in read_failures(run).items() if i not in commits}
     given_up = sum(failure.given_up for failure in failures.values())
@@ -72,7 +72,7 @@ def report(run: Run) -> str:
         lines += [("versions", f"changed: {text}") for text in differences(change["from"], change["to"])]
     if commits:
         lines += _from_records(list(commits.values()))
-    lines += [("odd", text) for text in odd[:SHOWN]]
+    lines += [("odd", str(record)) for record in odd[:SHOWN]]
     lines += [("failed", _failure(failure)) for failure in list(failures.values())[:SHOWN]]
     if len(failures) > SHOWN:
         lines.append(("", f"and {len(failures) - SHOWN:,} more, in {run.place}/failures"))

@@ -7,6 +7,7 @@ import shlex
 import time
 
 from sensitivity import integrity
+from sensitivity.commits import count_records
 from sensitivity.creation import owning
 from sensitivity.integrity import Damage
 from sensitivity.progress import progress
@@ -19,7 +20,7 @@ from .status import DONE, INCOMPLETE, resume_command
 def verify_run(run: Run, *, repair: bool) -> int:
     """Name every damaged file on stdout; the exit status. repair: make damaged shards missing, and restore the rest."""
     with owning(run.place) if repair else contextlib.nullcontext() as lease:
-        held = run.held(lease) if lease else run
+        held = Run.open(lease.place).held(lease) if lease else run
         shards, chunks, damages = _inspect(held)
         left = integrity.repair(held, damages) if repair else []
     if not damages:
@@ -32,7 +33,7 @@ def verify_run(run: Run, *, repair: bool) -> int:
 def _inspect(run: Run) -> tuple[int, int, list[Damage]]:
     """Shards, their chunks, and the damages, each of which is said as it is found."""
     shards, chunks, damages, started = 0, 0, [], time.time()
-    with progress(run.layout.shard_count, 0, "shards") as advance:
+    with progress(count_records(run), 0, "shards") as advance:
         for part in integrity.inspect(run):
             for damage in part.damages:
                 print(damage, flush=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -20,16 +21,17 @@ from zarr.storage import ObjectStore as ZarrStore
 from zarr.storage import WrapperStore
 
 from .errors import Refused
-from .patience import StoreFailed
+from .patience import Found, StoreFailed, awaited_patiently
 from .places import Place
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ObjectStore
     from zarr.abc.store import ByteRequest, Store
     from zarr.core.buffer import Buffer, BufferPrototype
 
 SCHEMES = ("s3://", "gs://", "az://")
-_PART = 16 << 20
+_PART = 64 << 20
 # The library's own patience: ours comes on top of it, and covers what it gives up at once.
 _RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
 _CLIENT: Any = {"connect_timeout": "5s", "timeout": "300s", "read_timeout": "30s"}
@@ -61,8 +63,14 @@ class Bucket(Place):
         return self.url
 
     def __getstate__(self) -> dict[str, Any]:
-        """The address alone travels to workers, which have credentials of their own."""
-        return {"url": self.url, "patient": self.patient}
+        """No client travels to workers, which have credentials of their own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_store"}
+
+    def __copy__(self) -> Bucket:
+        """Another face of the same client."""
+        other = object.__new__(Bucket)
+        other.__dict__.update(self.__dict__)
+        return other
 
     @cached_property
     def _store(self) -> ObjectStore:
@@ -70,14 +78,14 @@ class Bucket(Place):
 
     def zarr(self, name: str) -> Store:
         below = Bucket(f"{self.url}/{name}")
-        below.patient = self.patient
+        below.patient, below.guard = self.patient, self.guard
         return _Careful(ZarrStore(below._store), below)
 
     @contextlib.contextmanager
     def local_copy(self, name: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / Path(name).name
-            self._try(self._fetch, name, copy)
+            self._fetch(name, copy)
             yield copy
 
     def free_bytes(self) -> int | None:
@@ -93,11 +101,21 @@ class Bucket(Place):
             return None
 
     def _fetch(self, name: str, copy: Path) -> None:
+        """Part by part, each with patience of its own, and all of one version."""
+        found = self._try(self._head, name)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "it is not there", f"{self.url}/{name}")
+        with copy.open("wb") as file:
+            for start in range(0, found["size"], _PART):
+                stop = min(start + _PART, found["size"])
+                file.write(self._try(self._part, name, start, stop, found["e_tag"]))
+
+    def _part(self, name: str, start: int, stop: int, tag: str | None) -> bytes:
         import obstore
 
-        with _said_by_the_store(), copy.open("wb") as file:
-            for part in obstore.get(self._store, name).stream(min_chunk_size=_PART):
-                file.write(part)
+        options: Any = {"range": (start, stop)} | ({"if_match": tag} if tag else {})
+        with _said_by_the_store():
+            return bytes(obstore.get(self._store, name, options=options).bytes())
 
     def _write(self, name: str, content: bytes) -> None:
         import obstore
@@ -141,14 +159,18 @@ class Bucket(Place):
         with contextlib.suppress(FileNotFoundError), _said_by_the_store():
             obstore.delete(self._store, name)
 
-    def _size(self, name: str) -> int | None:
+    def _head(self, name: str) -> ObjectMeta | None:
         import obstore
 
         try:
             with _said_by_the_store():
-                return obstore.head(self._store, name)["size"]
+                return obstore.head(self._store, name)
         except FileNotFoundError:
             return None
+
+    def _size(self, name: str) -> int | None:
+        found = self._head(name)
+        return found["size"] if found else None
 
     def _names(self, folder: str) -> list[str]:
         import obstore
@@ -167,27 +189,21 @@ class Bucket(Place):
     def _make_durable(self, names: Iterable[str]) -> None:
         """What a store has acknowledged is durable."""
 
-    def version(self, name: str) -> str | None:
+    def _version(self, name: str) -> str | None:
+        found = self._head(name)
+        return found and f"{found['e_tag']} {found['version']} {found['last_modified']} {found['size']}"
+
+    def _discard(self, name: str) -> None:
         import obstore
 
-        try:
-            with _said_by_the_store():
-                found = obstore.head(self._store, name)
-        except FileNotFoundError:
-            return None
-        return f"{found['e_tag']} {found['version']} {found['last_modified']} {found['size']}"
-
-    def _discard(self, keep: str) -> None:
-        import obstore
-
-        names = [name for name in self._files() if not (keep and name.startswith(f"{keep}/"))]
+        self._delete(name)
         with _said_by_the_store():
-            for start in range(0, len(names), 1000):
-                obstore.delete(self._store, names[start : start + 1000])
+            for batch in obstore.list(self._store, f"{name}/"):
+                obstore.delete(self._store, [entry["path"] for entry in batch])
 
 
 class _Careful(WrapperStore[Any]):
-    """A Zarr store that raises Python's own errors, and writes with patience."""
+    """A Zarr store that raises Python's own errors, with the patience and the guard of a bucket."""
 
     def __init__(self, store: ZarrStore, bucket: Bucket) -> None:
         super().__init__(store)
@@ -197,25 +213,36 @@ class _Careful(WrapperStore[Any]):
         return _Careful(store, self._bucket)
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        with _said_by_the_store():
-            return await self._store.get(key, prototype, byte_range)
+        return await self._awaited(lambda: self._store.get(key, prototype, byte_range))
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        with _said_by_the_store():
-            return await self._store.get_partial_values(prototype, key_ranges)
+        wanted = list(key_ranges)
+        return await self._awaited(lambda: self._store.get_partial_values(prototype, wanted))
 
     async def exists(self, key: str) -> bool:
-        with _said_by_the_store():
-            return await self._store.exists(key)
+        return await self._awaited(lambda: self._store.exists(key))
 
     async def set(self, key: str, value: Buffer) -> None:
-        await asyncio.to_thread(self._bucket._try, self._bucket._put, key, value.to_bytes())
+        await asyncio.to_thread(self._bucket._change, self._bucket._put, key, value.to_bytes())
 
     async def delete(self, key: str) -> None:
-        with _said_by_the_store():
-            await self._store.delete(key)
+        await asyncio.to_thread(self._bucket.delete, key)
+
+    async def is_empty(self, prefix: str) -> bool:
+        return not await asyncio.to_thread(self._bucket.names, prefix)
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        for name in await asyncio.to_thread(self._bucket.names, prefix):
+            yield name
+
+    async def _awaited(self, act: Callable[[], Awaitable[Found]]) -> Found:
+        async def asked() -> Found:
+            with _said_by_the_store():
+                return await act()
+
+        return await (awaited_patiently(self._bucket, asked) if self._bucket.patient else asked())
 
 
 @contextlib.contextmanager
@@ -255,8 +282,8 @@ def _of_the_environment(client: dict[str, Any]) -> dict[str, Any]:
         found["endpoint"] = endpoint
         if endpoint.startswith("http://"):
             client["allow_http"] = True
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    found["region"] = region or "us-east-1"
+    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+        found["region"] = region
     if "AWS_ACCESS_KEY_ID" not in os.environ and _has_profile():
         with contextlib.suppress(ImportError):
             from obstore.auth.boto3 import Boto3CredentialProvider

@@ -103,10 +103,13 @@ class Results:
     def __init__(self, run: Run) -> None:
         self.run = run
         self._store = _Summed(run.place.once().zarr(RESULTS))
+        self._jacobian, self._prediction = patiently(run.place, self._open)
+
+    def _open(self) -> tuple[Any, Any]:
         # An all-NaN chunk is written like any other: a committed chunk that is absent is then always damage.
         with zarr.config.set({"array.write_empty_chunks": True}):
             group = zarr.open_group(self._store, mode="r+")
-            self._jacobian, self._prediction = group["jacobian"], group["prediction"]
+            return group["jacobian"], group["prediction"]
 
     def write_jacobian(self, start: int, stop: int, values: np.ndarray) -> None:
         """Write windows `[start, stop)`, `(time, output_step, output, lag, feature)`: whole chunks, no others."""
@@ -124,16 +127,19 @@ class Results:
         self._write(self._prediction, shard.start, shard.stop, values)
 
     def _write(self, array: Any, start: int, stop: int, values: np.ndarray) -> None:
-        def put() -> None:
-            self.run.require_lease()  # each time: it may be lost while the store fails
-            array[start:stop] = values
-
-        patiently(self.run.place, put)
+        patiently(self.run.place, array.__setitem__, slice(start, stop), values)
 
     def make_durable(self, shard: Shard) -> dict[str, str]:
-        """Wait until the shard's chunks are on the disk; their CRC-32C by chunk key, as hexadecimal."""
-        self.run.place.make_durable(f"{RESULTS}/{key}" for key in chunk_keys(self.run, shard))
-        return {key: self._store.sent.pop(key) for key in chunk_keys(self.run, shard)}
+        """Wait until the shard's chunks are on the disk; their CRC-32C by chunk key, as hexadecimal.
+
+        Raises `StoreFailed` where the disk says that they are not: they must be written again.
+        """
+        keys = list(chunk_keys(self.run, shard))
+        try:
+            self.run.place.make_durable(f"{RESULTS}/{key}" for key in keys)
+        except OSError as error:
+            raise StoreFailed(f"{self.run.place} could not keep shard {shard.index}: {reason(error)}") from error
+        return {key: self._store.sent.pop(key) for key in keys}
 
 
 def chunk_keys(run: Run, shard: Shard) -> Iterator[str]:
@@ -170,27 +176,17 @@ def commit(run: Run, record: Commit) -> Commit:
     the one whose chunks are there. Raises `StoreFailed`, and the shard is missing, where they are of both.
     """
     name, content = _name(COMMITS, record.shard), _sealed(record)
-    if not patiently(run.place, _create, run, name, content):
+    if not run.place.create(name, content):
         earlier = read_commit(run, run.layout.shard(record.shard))
         if earlier is not None and _is_stored(run, earlier):
             return earlier
         if earlier is not None and not _is_stored(run, record):
             run.place.delete(name)
             raise StoreFailed(f"{run.place}: two workers wrote shard {record.shard} at once: it is missing again")
-        patiently(run.place, _write, run, name, content)
+        run.place.write(name, content)
     if record.attempt > 1:
         run.place.delete(_name(FAILURES, record.shard))
     return record
-
-
-def _create(run: Run, name: str, content: bytes) -> bool:
-    run.require_lease()
-    return run.place.once().create(name, content)
-
-
-def _write(run: Run, name: str, content: bytes) -> None:
-    run.require_lease()
-    run.place.once().write(name, content)
 
 
 def _is_stored(run: Run, record: Commit) -> bool:
@@ -204,7 +200,7 @@ def record_failure(run: Run, failure: Failure) -> None:
 
 def read_commit(run: Run, shard: Shard) -> Commit | None:
     """The shard's commit record, or None where there is none that agrees with the run and its chunks."""
-    found = _record(run, shard, set())
+    found = read_record(run, shard, set())
     return found if isinstance(found, Commit) else None
 
 
@@ -229,18 +225,18 @@ def each_record(run: Run, *, with_chunks: bool = True) -> Iterator[Commit | Odd]
     known = {f"{array}/{name}" for array in arrays for name in run.place.names(f"{RESULTS}/{array}")}
 
     def read(index: int) -> Commit | Odd | None:
-        return _record(run, run.layout.shard(index), known if with_chunks else None)
+        return read_record(run, run.layout.shard(index), known if with_chunks else None)
 
     yield from (found for found in run.place.each(read, _listed(run, COMMITS)) if found is not None)
 
 
-def each_commit(run: Run, say: Callable[[str], None] | None = None) -> Iterator[Commit]:
-    """Every commit record that counts, in order. say: hears of the others."""
+def each_commit(run: Run, hear: Callable[[Odd], None] | None = None) -> Iterator[Commit]:
+    """Every commit record that counts, in order. hear: is told of the others."""
     for record in each_record(run):
         if isinstance(record, Commit):
             yield record
-        elif say is not None:
-            say(str(record))
+        elif hear is not None:
+            hear(record)
 
 
 def read_commits(run: Run) -> dict[int, Commit]:
@@ -270,8 +266,11 @@ def missing(run: Run, done: Iterable[int]) -> list[Shard]:
     return [shard for shard in run.layout.shards() if shard.index not in committed]
 
 
-def _record(run: Run, shard: Shard, known: set[str] | None) -> Commit | Odd | None:
-    """known: chunks that are there; others are looked for. None: none is."""
+def read_record(run: Run, shard: Shard, known: set[str] | None = None) -> Commit | Odd | None:
+    """A shard's record, whether it counts or not.
+
+    known: chunks that are there; others are looked for. None: none is.
+    """
     file = _name(COMMITS, shard.index)
     try:
         content = run.place.read(file)
@@ -311,7 +310,13 @@ def _opened(content: bytes) -> Commit | None:
         fields = json.loads(content)
         is_whole = fields[SEAL] == seal(fields)
         return _COMMIT.validate_json(content, strict=True) if is_whole else None
-    except (ValueError, KeyError, TypeError, AttributeError):  # pydantic's ValidationError is a ValueError
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):  # pydantic's ValidationError is a ValueError
         return None
 
 

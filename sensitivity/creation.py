@@ -7,7 +7,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +15,47 @@ from .addresses import place_at, place_of
 from .checksums import SEAL, checksum
 from .choices import TUNING, purpose, remember
 from .errors import Refused
-from .folders import Folder
+from .folders import UNFINISHED, Folder
 from .job import Job
-from .lease import LEASE, Lease, LeaseLost, owned, require_owner
+from .lease import LEASE, Lease, LeaseLost, is_lease, owned
 from .places import Place
 from .plan import Plan
-from .series import Survey, Windows, ingest, is_sliceable
-from .store import COMMITS, FAILURES, JOB, MODEL, RESULTS, SERIES, WEIGHTS, Run, identity, job_seal, load_run_model
+from .series import Survey, Windows, ingest, ingested, is_sliceable, series_changed, survey
+from .store import (
+    COMMITS,
+    FAILURES,
+    JOB,
+    MODEL,
+    PARTS,
+    RESULTS,
+    SERIES,
+    WEIGHTS,
+    Run,
+    identity,
+    job_seal,
+    load_run_model,
+)
 from .versions import versions
 
 if TYPE_CHECKING:
     import keras
 
     from .audit import Audit
+
+
+_CHECKED = (RESULTS, MODEL, WEIGHTS, SERIES)  # what is never written again but by shards
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a run begins with. audit: None where a run of it is there already."""
+
+    job: Job
+    survey: Survey
+    model: keras.Model
+    fingerprints: dict[str, str]
+    plan: Plan
+    audit: Audit | None
 
 
 def require_free(home: Place) -> None:
@@ -40,21 +68,33 @@ def require_free(home: Place) -> None:
             allowed="a path where a directory can be made",
             remedy="choose another path",
         )
-    names = home.names()
-    if COMMITS in names and any(name.startswith("0") for name in home.names(COMMITS)):
+    if any(name.startswith("0") for name in home.names(COMMITS)):
         raise Refused(
             "run.path",
             given=f"{home}, a run with committed shards whose {JOB} is gone",
             allowed="an empty path, or a run of the same job, model and series",
             remedy=f"restore its {JOB} from a copy, or choose another path",
         )
-    if names and LEASE not in names:
+    names = [name for name in home.names() if not _is_passing(name)]
+    others = [name for name in names if name not in PARTS or LEASE not in names]
+    others += [f"{LEASE}/{name}" for name in home.names(LEASE) if not (is_lease(name) or _is_passing(name))]
+    if others:
         raise Refused(
             "run.path",
-            given=f"{home}, a directory with other files in it",
+            given=f"{home}, a directory with other files in it ({', '.join(sorted(others)[:3])})",
             allowed="an empty path, or a run of the same job, model and series",
             remedy="choose another path, or empty that one",
         )
+
+
+def _is_passing(name: str) -> bool:
+    """A file that is being written, or that NFS keeps for a reader that still has it open."""
+    return name.startswith(".nfs") or (name.startswith(".") and name.endswith(UNFINISHED))
+
+
+def _clear(home: Place) -> None:
+    """Remove what an earlier creation may have made."""
+    home.discard(name for name in PARTS if name != LEASE)
 
 
 @contextlib.contextmanager
@@ -63,7 +103,7 @@ def owning(home: Place) -> Iterator[Lease]:
 
     Raises `Refused` where another driver owns it, or where no run can be.
     """
-    is_new = home.size(JOB) is None
+    is_new = not home.size(JOB)
     if is_new:
         require_free(home)
     with owned(home) as lease:
@@ -75,43 +115,30 @@ def owning(home: Place) -> Iterator[Lease]:
 
 
 def _discard_unless_made(lease: Lease) -> None:
-    lease.over.set()  # a heart would make the folder again
-    here = lease.place.once()
+    lease.stop()  # a heart would make the folder again
+    home = lease.guarded.once()
     with contextlib.suppress(OSError, LeaseLost):  # of a store that has failed it was said; another's run is left
-        require_owner(here, lease.owner)
-        if here.size(JOB) is None:
-            here.discard()
+        if not home.size(JOB):
+            _clear(home)
+            home.discard([*filter(_is_passing, home.names()), LEASE])
+            home.leave()
 
 
-def create(
-    lease: Lease | None,
-    job: Job,
-    survey: Survey,
-    model: keras.Model,
-    fingerprints: dict[str, str],
-    plan: Plan,
-    audit: Audit,
-    *,
-    trust_model: bool = False,
-) -> Run:
+def create(lease: Lease | None, beginning: Beginning, *, trust_model: bool = False) -> Run:
     """Make the run directory under the lease; None: nobody else is near. `job.json` comes last: without it there is no
     run, and nothing is left behind.
     """
-    home = lease.place if lease else place_at(job.run.path)
-    require = lease.require if lease else lambda: None
+    home = lease.guarded if lease else place_at(beginning.job.run.path)
     require_free(home)
-    require()
-    home.discard(keep=LEASE)
+    _clear(home)
     try:
-        content = _fill(home, job, survey, model, fingerprints, plan, audit)
-        require()
+        content = _fill(home, beginning)
         if not home.create(JOB, _as_json({**content, SEAL: job_seal(content)})):
             raise LeaseLost(f"{home} has been made by another driver")
         run = Run.open(home)
         load_run_model(replace(run, trust_model=trust_model))  # what a worker will do first: better refused now
     except BaseException:
-        require()
-        home.discard(keep=LEASE)
+        _clear(home)
         raise
     if lease:
         lease.made = True
@@ -122,35 +149,36 @@ def _as_json(content: dict[str, Any]) -> bytes:
     return json.dumps(content, indent=1).encode()
 
 
-def _fill(
-    home: Place, job: Job, survey: Survey, model: keras.Model, fingerprints: dict[str, str], plan: Plan, audit: Audit
-) -> dict[str, Any]:
+def _fill(home: Place, beginning: Beginning) -> dict[str, Any]:
     """Everything but job.json, of which the content is returned."""
     from .template import write_template
 
+    job, surveyed, plan, audit = beginning.job, beginning.survey, beginning.plan, beginning.audit
+    if audit is None:
+        raise ValueError(f"{home} is new: a job is audited before its run is created")
     for folder in (COMMITS, FAILURES):
         home.make_folder(folder)
-    model_file = _keep_model(home, job, model)
+    model_file = _keep_model(home, job, beginning.model)
     copied = not is_sliceable(job.series)
     if copied:
-        ingest(job.series, survey, home.zarr(SERIES))
-    windows = Windows(survey.steps, plan.facts.length, job.windows.stride)
-    write_template(home.zarr(RESULTS), survey, windows, plan.facts, plan.layout)
+        _keep_series(home, job, surveyed)
+    windows = Windows(surveyed.steps, plan.facts.length, job.windows.stride)
+    write_template(home.zarr(RESULTS), surveyed, windows, plan.facts, plan.layout)
     home.write_json(TUNING, {"settings": []})
     if plan.choice.by == "timed":
-        remember(home, purpose(fingerprints, plan.facts, job.sensitivity, plan.choice.kind), plan.choice)
-    wanted = identity(job, survey, plan.facts, fingerprints)
+        remember(home, purpose(beginning.fingerprints, plan.facts, job.sensitivity, plan.choice.kind), plan.choice)
+    wanted = identity(job, surveyed, plan.facts, beginning.fingerprints)
     layout = asdict(plan.layout)
     content = {
         "job": job.model_dump(),
         "identity": wanted,
         "fingerprints": {
             "job": hashlib.blake2b(json.dumps([wanted, layout], sort_keys=True).encode(), digest_size=16).hexdigest(),
-            "model": fingerprints,
-            "series": survey.fingerprint,
+            "model": beginning.fingerprints,
+            "series": surveyed.fingerprint,
         },
         "versions": versions(),
-        "survey": survey.to_json(),
+        "survey": surveyed.to_json(),
         "model": plan.facts.to_json(),
         "layout": layout,
         "skipped": plan.skipped,
@@ -159,10 +187,17 @@ def _fill(
         "choice": plan.choice.to_json(),
         "audit": audit.to_json(),
     }
-    names = sorted(name for name in home.files() if name != TUNING and not name.startswith(f"{LEASE}/"))
+    names = sorted(name for name in home.files() if name.partition("/")[0] in _CHECKED)
     home.make_durable(names)
     sums = home.each(lambda name: checksum(home.read(name) or b""), names)
     return {**content, "files": dict(zip(names, sums, strict=True))}
+
+
+def _keep_series(home: Place, job: Job, surveyed: Survey) -> None:
+    """A copy that workers read by slices; of what was surveyed, or none."""
+    ingest(job.series, surveyed, home.zarr(SERIES))
+    if survey(ingested(job.series, f"{home}/{SERIES}")).fingerprint != surveyed.fingerprint:
+        raise series_changed(job.series.path, "since it was surveyed")
 
 
 def _keep_model(home: Place, job: Job, model: keras.Model) -> str:

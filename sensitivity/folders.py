@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 UNFINISHED = (".partial", ".tmp")  # how Zarr's and our own half-written files end
-AT_ONCE = 8
+SYNCS_AT_ONCE = 8
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -40,7 +40,10 @@ class Folder(Place):
     def zarr(self, name: str) -> Store:
         from zarr.storage import LocalStore
 
-        return LocalStore(self.path / name)
+        from .guarded import Guarded
+
+        store = LocalStore(self.path / name)
+        return store if self.guard is None else Guarded(store, self.guard)
 
     @contextlib.contextmanager
     def local_copy(self, name: str) -> Iterator[Path]:
@@ -55,7 +58,7 @@ class Folder(Place):
                 self.delete(name)
 
     def make_folder(self, name: str) -> None:
-        self._make(self.path / name)
+        self._change(self._make, self.path / name)
 
     def outside(self, names: Iterable[str]) -> str | None:
         here = self.path.resolve()
@@ -102,18 +105,16 @@ class Folder(Place):
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                return self._create_in_place(name, content)
+                return self._create_in_place(scratch, name, content)
         return True
 
-    def _create_in_place(self, name: str, content: bytes) -> bool:
-        """On a file system without hard links; a crash here leaves a torn file."""
+    def _create_in_place(self, scratch: Path, name: str, content: bytes) -> bool:
+        """On a file system without hard links; a crash here leaves an empty file."""
         try:
-            with open(self.path / name, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            open(self.path / name, "xb").close()
         except FileExistsError:
             return self._read(name) == content
+        os.replace(scratch, self.path / name)
         return True
 
     @contextlib.contextmanager
@@ -140,7 +141,7 @@ class Folder(Place):
         for made in absent:
             sync(made.parent)
 
-    def version(self, name: str) -> str | None:
+    def _version(self, name: str) -> str | None:
         try:
             found = (self.path / name).stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -178,21 +179,20 @@ class Folder(Place):
         beside = {path.parent for path in paths}
         above = {folder for path in paths for folder in path.parents if folder.is_relative_to(self.path)}
         new = above - beside - self._named
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(SYNCS_AT_ONCE) as pool:
             list(pool.map(sync, [*paths, *beside, *new]))
         self._named |= new
 
-    def _discard(self, keep: str) -> None:
+    def _discard(self, name: str) -> None:
+        self._delete(name)
+
+    def leave(self) -> None:
         """The folder itself stays if it was there before: it may be a mount point."""
-        for entry in self.path.iterdir() if self.path.is_dir() else ():
-            if entry.name != keep:
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-        if self._made is not None and not keep:
-            for folder in (self.path, *self.path.parents):
-                if not folder.is_relative_to(self._made):
-                    break
-                with contextlib.suppress(OSError):  # others may have put something there since
-                    folder.rmdir()
+        for folder in (self.path, *self.path.parents):
+            if self._made is None or not folder.is_relative_to(self._made):
+                break
+            with contextlib.suppress(OSError):  # others may have put something there since
+                folder.rmdir()
 
 
 def sync(path: Path) -> None:

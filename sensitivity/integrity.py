@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -10,11 +11,12 @@ from pathlib import Path
 
 from .addresses import place_of
 from .checksums import checksum
-from .commits import Commit, Odd, chunk_checksum, each_record, forget
+from .commits import Commit, Odd, chunk_checksum, each_record, forget, read_record
 from .folders import Folder
+from .patience import StoreFailed, reason
 from .places import Place
 from .series import ingest, survey
-from .store import MODEL, RESULTS, SERIES, Run
+from .store import JOB, MODEL, RESULTS, SERIES, Run
 from .template import write_template
 
 
@@ -43,17 +45,24 @@ class Inspected:
 def inspect(run: Run) -> Iterator[Inspected]:
     """Re-read every file that was promised: those of the run's beginning, then each shard's record and chunks.
 
-    job.json itself was looked at when the run was opened.
+    job.json itself was looked at when the run was opened. Raises `StoreFailed` where the store is away.
     """
+    yield _inspect_beginning(run)
+    for record in each_record(run, with_chunks=False):
+        yield _inspect_shard(run, record)
+
+
+def _inspect_beginning(run: Run) -> Inspected:
     files = run.content["files"]
     found = list(run.place.each(lambda name: _of_the_run(run, name), files))
-    yield Inspected(None, 1 + len(files), [damage for damage in found if damage is not None])
-    for record in each_record(run, with_chunks=False):
-        if isinstance(record, Odd):
-            yield Inspected(record.shard, 1, [Damage(record.shard, record.file, record.why)])
-        else:
-            found = list(run.place.each(functools.partial(_of_a_shard, run, record), record.chunks))
-            yield Inspected(record.shard, 1 + len(found), [damage for damage in found if damage is not None])
+    return Inspected(None, 1 + len(files), [damage for damage in found if damage is not None])
+
+
+def _inspect_shard(run: Run, record: Commit | Odd) -> Inspected:
+    if isinstance(record, Odd):
+        return Inspected(record.shard, 1, [Damage(record.shard, record.file, record.why)])
+    found = list(run.place.each(functools.partial(_of_a_shard, run, record), record.chunks))
+    return Inspected(record.shard, 1 + len(found), [damage for damage in found if damage is not None])
 
 
 def _of_the_run(run: Run, name: str) -> Damage | None:
@@ -78,40 +87,61 @@ def _read(place: Place, name: str) -> tuple[bytes | None, str]:
     try:
         content = place.read(name)
     except OSError as error:
-        return None, f"it cannot be read: {error}"
+        if isinstance(error, StoreFailed) and not _is_there(place):
+            raise
+        return None, f"it cannot be read: {reason(error.__cause__ or error)}"
     return content, "" if content is not None else "it is missing"
 
 
+def _is_there(place: Place) -> bool:
+    """Whether a store answers that has failed to give one file."""
+    try:
+        return place.once().size(JOB) is not None
+    except OSError:
+        return False
+
+
 def repair(run: Run, damages: Iterable[Damage]) -> list[Damage]:
-    """Make damaged shards missing, for the next run to compute, and restore what belongs to the whole run from what it
-    was made of; what could not be restored. Raises `LeaseLost` where the run is another driver's by now.
+    """Make shards missing that are damaged still, for the next run to compute, and restore what belongs to the whole
+    run from what it was made of; what could not be restored. Raises `LeaseLost` where the run is another driver's.
     """
     found = list(damages)
-    run.require_lease()
-    for shard in {damage.shard for damage in found if damage.shard is not None}:
-        forget(run, shard)
-    of_the_run = [damage for damage in found if damage.shard is None]
-    if not of_the_run:
+    for index in sorted({damage.shard for damage in found if damage.shard is not None}):
+        record = read_record(run, run.layout.shard(index))
+        if record is not None and _inspect_shard(run, record).damages:
+            forget(run, index)
+    if all(damage.shard is not None for damage in found):
         return []
+    left = _inspect_beginning(run).damages
     with tempfile.TemporaryDirectory() as folder:
         anew = Folder(Path(folder))
-        _make_anew(run, anew, {damage.file for damage in of_the_run})
-        return [damage for damage in of_the_run if not _restored(run, anew, damage.file)]
+        _make_anew(run, anew, {damage.file for damage in left})
+        return [damage for damage in left if not _restored(run, anew, damage.file)]
 
 
 def _make_anew(run: Run, anew: Place, names: set[str]) -> None:
     """What the damaged files were made of: labels from job.json, series and model from where the job found them."""
     if any(name.startswith(f"{RESULTS}/") for name in names):
         write_template(anew.zarr(RESULTS), run.survey, run.windows, run.facts, run.layout)
-    try:
-        if any(name.startswith(f"{SERIES}/") for name in names):
+    if any(name.startswith(f"{SERIES}/") for name in names):
+        with _source_may_be_gone():
             found = survey(run.job.series)
             if found.fingerprint == run.survey.fingerprint:
                 ingest(run.job.series, found, anew.zarr(SERIES))
-        if MODEL in names and not run.job.model.is_function:
+    if MODEL in names and not run.job.model.is_function:
+        with _source_may_be_gone():
             source, name = place_of(run.job.model.path)
             anew.write(MODEL, source.read(name) or b"")
-    except (OSError, ValueError):  # the source is gone, or is another one now: `Refused` is a ValueError
+
+
+@contextlib.contextmanager
+def _source_may_be_gone() -> Iterator[None]:
+    """Or be another one now; `Refused` is a ValueError."""
+    try:
+        yield
+    except StoreFailed:
+        raise
+    except (OSError, ValueError):
         return
 
 

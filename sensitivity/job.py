@@ -315,7 +315,7 @@ def _version(key: str, path: str) -> str | None:
     """What a file is now, or None where there is none; refuses an object store that cannot be reached."""
     folder, name = place_of(path)
     try:
-        return folder.version(name)
+        return folder.once().version(name)
     except OSError as error:
         if not scheme(path):  # a name that is too long, say
             return None

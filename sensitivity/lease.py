@@ -9,6 +9,7 @@ writes looks for a higher token first (Kleppmann 2016, "How to do distributed lo
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -116,10 +117,20 @@ def _newest(place: Place) -> _Held | None:
     if not token:
         return None
     content = place.read(_name(token)) or b""
+    return _Held(token, content, _opened(content))
+
+
+def _opened(content: bytes) -> Owner | None:
+    """The owner that a lease file names; None where it is torn."""
     try:
-        return _Held(token, content, _OWNER.validate_json(content, strict=True))
+        return _OWNER.validate_json(content, strict=True)
     except ValidationError:
-        return _Held(token, content, None)
+        return None
+
+
+def is_lease(name: str) -> bool:
+    """Whether a file of that name belongs in the folder of leases."""
+    return _NAME.fullmatch(name) is not None
 
 
 def newest_token(place: Place) -> int:
@@ -139,26 +150,32 @@ def owner(place: Place) -> Owner | None:
 
 
 def require_owner(place: Place, ours: Owner) -> None:
-    """Raise `LeaseLost` if the run has been taken over since, or removed; a new run at the same place is another's.
+    """Raise `LeaseLost` if the run has been taken over since, given back or removed; a new run at the same place is
+    another's.
 
-    A file of ours that is torn is ours: the next heartbeat mends it.
+    Our own file is read by its name: a listing may miss one that a heartbeat is just replacing. One that is torn is
+    ours: the next heartbeat mends it.
     """
-    held = _newest(place)
-    if held is None:
+    newest, content = newest_token(place), place.read(_name(ours.token))
+    known = _opened(content or b"")
+    if newest > ours.token or (known is not None and known.nonce != ours.nonce):
+        raise LeaseLost(f"{place} is another driver's now (token {newest}, ours was {ours.token})")
+    if content is None:
         raise LeaseLost(f"{place} has been removed")
-    if held.token != ours.token or (held.owner is not None and held.owner.nonce != ours.nonce):
-        raise LeaseLost(f"{place} is another driver's now (token {held.token}, ours was {ours.token})")
+    if known is not None and known.released:
+        raise LeaseLost(f"{place} has been given back by the driver of token {ours.token}")
 
 
 @dataclass
 class Lease:
-    """A run that is ours, until `lost`, and whose heart beats until it is `over`. made: there is a run."""
+    """A run that is ours, until `lost`, and whose heart beats until it is `over`. made: a run was made under it."""
 
     place: Place
     owner: Owner
     made: bool = False
     lost: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
+    _heart: threading.Thread | None = None
 
     @property
     def token(self) -> int:
@@ -173,6 +190,22 @@ class Lease:
         """Raise `LeaseLost` if it is not ours any more."""
         require_owner(self.place, self.owner)
 
+    @property
+    def guarded(self) -> Place:
+        """The place, to be changed only as long as it is ours."""
+        return self.place.guarded(functools.partial(require_owner, self._once, self.owner))
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._heart = threading.Thread(target=self._live, name="heartbeat", daemon=True)
+        self._heart.start()
+
+    def stop(self) -> None:
+        """Beat no more."""
+        self.over.set()
+        if self._heart is not None:
+            self._heart.join(BEAT_SECONDS)  # it may hang with the store
+
     def beat(self) -> None:
         """Tell others that we live; note whether we own the run still."""
         try:
@@ -183,7 +216,7 @@ class Lease:
         except OSError:  # those who compute meet it too, and speak of it
             pass
 
-    def live(self) -> None:
+    def _live(self) -> None:
         """Beat until it is over or lost."""
         while not self.over.wait(BEAT_SECONDS) and not self.lost.is_set():
             self.beat()
@@ -202,13 +235,11 @@ class Lease:
 def owned(place: Place) -> Iterator[Lease]:
     """Own a run for as long as the block lasts. Raises `Refused` where another driver does."""
     lease = _acquire(place)
-    heart = threading.Thread(target=lease.live, name="heartbeat", daemon=True)
-    heart.start()
+    lease.start()
     try:
         yield lease
     finally:
-        lease.over.set()
-        heart.join(BEAT_SECONDS)  # it may hang with the store
+        lease.stop()
         lease.give_back()
 
 
@@ -218,8 +249,14 @@ def _acquire(place: Place) -> Lease:
         if held is not None and not held.is_over:
             _outwait(place, held)
         mine = Owner.me(held.token + 1 if held else 1)
-        if place.create(_name(mine.token), _OWNER.dump_json(mine, indent=1)):
-            _require_exclusive(place, mine.token)
+        try:
+            created = place.create(_name(mine.token), _OWNER.dump_json(mine, indent=1))
+            if created:
+                _require_exclusive(place, mine.token)
+        except BaseException:  # or this process would be told for ever that it works here itself
+            _ended.add(mine.nonce)
+            raise
+        if created:
             if held is not None and not (held.owner and held.owner.released):
                 _log.warning("%s: taken over from %s, which left it", place, held)
             return Lease(place, mine)
@@ -247,9 +284,12 @@ def _outwait(place: Place, held: _Held) -> None:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         time.sleep(patience / 20)
+        asked = time.monotonic()
         now = _newest(place)
         if now is None or now.is_over:
             return
+        if time.monotonic() - asked > BEAT_SECONDS:  # nor could the owner tell that it lives
+            deadline = time.monotonic() + patience
         if (now.token, now.content) != (held.token, held.content):
             raise _owned(place, str(now))
 

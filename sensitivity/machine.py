@@ -72,7 +72,7 @@ def _statistic(path: Path, name: str) -> int:
 
 
 def out_of_memory_kills() -> int | None:
-    """Processes that the kernel has killed for want of memory since it started; None where it does not say."""
+    """A count that rises whenever the kernel kills a process for want of memory; None where it does not say."""
     counts = [_counted(group / "memory.events", "oom_kill") for group in _groups("", "memory.events")]
     found = [count for count in (*counts, _counted(Path("/proc/vmstat"), "oom_kill")) if count is not None]
     return sum(found) if found else None
@@ -141,7 +141,7 @@ def processor() -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""
 

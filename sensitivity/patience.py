@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 PATIENCE = "SENSITIVITY_PATIENCE"
@@ -31,29 +32,52 @@ def seconds() -> float:
         return 120.0
 
 
+class Patience:
+    """For how long one call is borne with that fails: from its first failure on, with random pauses that double.
+
+    where: the store, for messages.
+    """
+
+    def __init__(self, where: object) -> None:
+        self._where, self._pause = where, FIRST_PAUSE
+        self._began: float | None = None
+
+    def pause(self, error: OSError) -> float:
+        """Seconds to wait before the next try. Raises `StoreFailed` once patience ends, and what it cannot mend."""
+        if isinstance(error, (StoreFailed, *_LASTING)):
+            raise error
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+            _log.warning("%s fails (%s): trying again for %.0f s", self._where, reason(error), seconds())
+        left = self._began + seconds() - now
+        if left <= 0:
+            raise StoreFailed(f"{self._where} has failed for {now - self._began:.0f} s: {reason(error)}") from error
+        wait = min(left, self._pause * random.uniform(0.5, 1.0))
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        return wait
+
+
 def patiently(
     where: object, act: Callable[Arguments, Found], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> Found:
-    """`act(…)`, which may be done twice, tried again while it raises `OSError`, with random pauses that double.
-
-    where: the store, for messages. Raises `StoreFailed` once patience ends.
-    """
-    began, pause = time.monotonic(), FIRST_PAUSE
+    """`act(…)`, which may be done twice, tried again while it raises `OSError`; see `Patience` for what is raised."""
+    patience = Patience(where)
     while True:
         try:
             return act(*args, **kwargs)
-        except (StoreFailed, *_LASTING):
-            raise
         except OSError as error:
-            left = began + seconds() - time.monotonic()
-            if left <= 0:
-                raise StoreFailed(
-                    f"{where} has failed for {time.monotonic() - began:.0f} s: {reason(error)}"
-                ) from error
-            if pause == FIRST_PAUSE:
-                _log.warning("%s fails (%s): trying again for %.0f s", where, reason(error), left)
-            time.sleep(min(left, pause * random.uniform(0.5, 1.0)))
-            pause = min(2 * pause, LONGEST_PAUSE)
+            time.sleep(patience.pause(error))
+
+
+async def awaited_patiently(where: object, act: Callable[[], Awaitable[Found]]) -> Found:
+    """The same for what is awaited."""
+    patience = Patience(where)
+    while True:
+        try:
+            return await act()
+        except OSError as error:
+            await asyncio.sleep(patience.pause(error))
 
 
 def reason(error: BaseException) -> str:

@@ -24,9 +24,14 @@ Item = TypeVar("Item")
 
 
 class Place(ABC):
-    """Every call is tried again while the store fails for a while; see `patiently` for what is raised then."""
+    """What is read and written is tried again while the store fails for a while; `Patience` says what is raised then.
+
+    Under a guard, whatever would change something calls it first, each time that it is tried; it raises where the place
+    may not be changed.
+    """
 
     patient = True
+    guard: Callable[[], None] | None = None
     at_once = 1  # calls that are worth making side by side
 
     def once(self) -> Self:
@@ -35,8 +40,22 @@ class Place(ABC):
         other.patient = False
         return other
 
+    def guarded(self, guard: Callable[[], None]) -> Self:
+        """The same place under a guard."""
+        other = copy.copy(self)
+        other.guard = guard
+        return other
+
     def _try(self, act: Callable[Arguments, Found], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
         return patiently(self, act, *args, **kwargs) if self.patient else act(*args, **kwargs)
+
+    def _change(self, act: Callable[Arguments, Found], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
+        def changing() -> Found:
+            if self.guard is not None:
+                self.guard()
+            return act(*args, **kwargs)
+
+        return self._try(changing)
 
     def read(self, name: str) -> bytes | None:
         """The content of a file, or None where there is none."""
@@ -44,19 +63,23 @@ class Place(ABC):
 
     def write(self, name: str, content: bytes) -> None:
         """Put a file in its place: readers see the old one or the new one, never a part."""
-        self._try(self._write, name, content)
+        self._change(self._write, name, content)
 
     def create(self, name: str, content: bytes) -> bool:
         """The same for a file that must not be there; of several who try at once one succeeds."""
-        return self._try(self._create, name, content)
+        return self._change(self._create, name, content)
 
     def delete(self, name: str) -> None:
         """Remove a file, if it is there."""
-        self._try(self._delete, name)
+        self._change(self._delete, name)
 
     def size(self, name: str) -> int | None:
         """Bytes of a file, or None where there is none."""
         return self._try(self._size, name)
+
+    def version(self, name: str) -> str | None:
+        """What changes with a file's content; None where there is no file."""
+        return self._try(self._version, name)
 
     def names(self, folder: str = "") -> list[str]:
         """What is directly in a folder: files and folders, in no order; none where there is no folder."""
@@ -67,12 +90,19 @@ class Place(ABC):
         return self._try(self._files)
 
     def make_durable(self, names: Iterable[str]) -> None:
-        """Wait until files that others wrote here, Zarr for one, will survive a power cut."""
-        self._try(self._make_durable, list(names))
+        """Wait until files that others wrote here, Zarr for one, will survive a power cut.
 
-    def discard(self, keep: str = "") -> None:
-        """Remove every file but those in folder `keep`; without `keep` also the folders that this object made."""
-        self._try(self._discard, keep)
+        Not tried again: what a disk could not write it may call written when it is asked once more. Raises `OSError`.
+        """
+        self._make_durable(list(names))
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Remove files and folders that are directly here, one after another."""
+        for name in names:
+            self._change(self._discard, name)
+
+    def leave(self) -> None:  # noqa: B027
+        """Remove the folders that this object made, where nothing is in them."""
 
     def sweep(self) -> None:  # noqa: B027
         """Remove what writers that were killed left half-written, where a store shows such files at all."""
@@ -87,7 +117,7 @@ class Place(ABC):
         """The object in a file, or None where it is absent, torn or something else."""
         try:
             content = json.loads(self.read(name) or b"")
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return content if isinstance(content, dict) else None
 
@@ -101,7 +131,7 @@ class Place(ABC):
 
     @abstractmethod
     def zarr(self, name: str) -> Store:
-        """The Zarr store at `name`."""
+        """The Zarr store at `name`, under the same guard."""
 
     @abstractmethod
     def local_copy(self, name: str) -> contextlib.AbstractContextManager[Path]:
@@ -110,10 +140,6 @@ class Place(ABC):
     def outside(self, names: Iterable[str]) -> str | None:
         """The first of these that is a way out of this place."""
         return None
-
-    @abstractmethod
-    def version(self, name: str) -> str | None:
-        """What changes with a file's content; None where there is no file. Tried once."""
 
     @abstractmethod
     def free_bytes(self) -> int | None:
@@ -130,10 +156,12 @@ class Place(ABC):
     @abstractmethod
     def _size(self, name: str) -> int | None: ...
     @abstractmethod
+    def _version(self, name: str) -> str | None: ...
+    @abstractmethod
     def _names(self, folder: str) -> list[str]: ...
     @abstractmethod
     def _files(self) -> list[str]: ...
     @abstractmethod
     def _make_durable(self, names: list[str]) -> None: ...
     @abstractmethod
-    def _discard(self, keep: str) -> None: ...
+    def _discard(self, name: str) -> None: ...

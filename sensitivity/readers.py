@@ -21,6 +21,7 @@ import numpy as np
 
 from .addresses import place_of, scheme
 from .errors import Refused, gist
+from .patience import StoreFailed
 
 BLOCK_STEPS = 1 << 18
 
@@ -53,7 +54,7 @@ def open_reader(path: str, time: str | None, features: Sequence[str] | None) -> 
         reader = _open_file(path, str(_fetched(path)), time, features)
         reader.sliceable = False  # workers elsewhere have no such copy
         return reader
-    except Refused:
+    except (Refused, StoreFailed):
         raise
     except Exception as error:
         raise unreadable(path, error) from error
@@ -82,7 +83,7 @@ def _fetched_once(url: str, version: str | None) -> Path:
     copies = tempfile.mkdtemp(prefix="sensitivity-")
     atexit.register(shutil.rmtree, copies, ignore_errors=True)
     with folder.local_copy(name) as copy:
-        return Path(shutil.copy(copy, copies))
+        return Path(shutil.move(copy, copies))
 
 
 def unreadable(path: str, error: Exception) -> Refused:
@@ -122,7 +123,7 @@ class _Table(ABC):
                 columns = [_numbers(frame[name], name, row) for name in self.features]
                 yield Block(times, np.stack(columns, axis=1))
                 row += len(frame)
-        except Refused:
+        except (Refused, StoreFailed):
             raise
         except Exception as error:
             raise unreadable(self.path, error) from error
@@ -188,6 +189,8 @@ class _Sliced(ABC):
             stop = min(start + BLOCK_STEPS, self.steps)
             try:
                 block = Block(self._times(start, stop), self.read(start, stop))
+            except StoreFailed:
+                raise
             except Exception as error:  # every format has its own way of being damaged
                 raise unreadable(self.path, error) from error
             yield block

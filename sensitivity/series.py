@@ -195,7 +195,7 @@ def ingest(section: SeriesSection, survey: Survey, store: Store) -> None:
         INGESTED_TIME: (INGESTED_TIME, survey.axis.at(np.arange(survey.steps))),
         "feature": ("feature", np.array(survey.features, object)),
     }
-    xr.Dataset(coords=labels).to_zarr(store, zarr_format=3, consolidated=False, mode="w")
+    xr.Dataset(coords=labels).to_zarr(store, zarr_format=3, consolidated=False, mode="w-")
     array = zarr.open_group(store, mode="r+").create_array(
         INGESTED_VARIABLE,
         shape=(survey.steps, len(survey.features)),
@@ -207,8 +207,19 @@ def ingest(section: SeriesSection, survey: Survey, store: Store) -> None:
     )
     start = 0
     for block in open_reader(section.path, section.time, section.features).blocks():
+        if start + len(block.values) > survey.steps:
+            raise series_changed(section.path, "since it was surveyed")
         array[start : start + len(block.values)] = block.values
         start += len(block.values)
+
+
+def series_changed(path: str, when: str) -> Refused:
+    return Refused(
+        "series.path",
+        given=f"{path}, whose content has changed {when}",
+        allowed="the series as it was",
+        remedy="restore it, or run the job into a new run directory",
+    )
 
 
 def ingested(section: SeriesSection, path: str) -> SeriesSection:

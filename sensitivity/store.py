@@ -1,4 +1,4 @@
-"""The run directory: created whole or not at all, opened and compared; shards written and committed."""
+"""The run directory as it stands: opened, compared, and held under a lease."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .job import Job, SensitivitySection, SeriesSection
 from .lease import LEASE, Lease, Owner, require_owner
 from .places import Place
 from .plan import Layout
-from .series import Survey, Windows, ingested
+from .series import Survey, Windows, ingested, series_changed
 from .setting import Choice
 from .versions import differences, versions
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 RESULTS, COMMITS, FAILURES, JOB = "results.zarr", "commits", "failures", "job.json"
 MODEL, WEIGHTS, SERIES = "model.keras", "model.weights.h5", "series.zarr"
-_PARTS = (RESULTS, COMMITS, FAILURES, JOB, MODEL, WEIGHTS, SERIES, TUNING, LEASE)
+PARTS = (RESULTS, COMMITS, FAILURES, JOB, MODEL, WEIGHTS, SERIES, TUNING, LEASE)
 _KEYS = {
     *("job", "identity", "fingerprints", "versions", "survey", "model", "layout", "skipped", "ingested", "choice"),
     *("model_file", "audit", "files"),
@@ -42,8 +42,8 @@ _KEYS = {
 class Run:
     """A run directory that is whole: everything that was decided before the first shard.
 
-    owner: the driver that works at it, under a lease; None: it is only read, or nobody else is near. trust_model: the
-    user lets code run that is stored in the model.
+    owner: the driver that works at it, under a lease that guards `place`; None: it is only read, or nobody else is
+    near. trust_model: the user lets code run that is stored in the model.
     """
 
     place: Place
@@ -83,7 +83,7 @@ class Run:
                 allowed="a run directory that is whole",
                 remedy="restore it, or remove the directory and run the job again",
             )
-        outside = home.outside((*_PARTS, *(f"{RESULTS}/{name}" for name in home.names(RESULTS))))
+        outside = home.outside((*PARTS, *(f"{RESULTS}/{name}" for name in home.names(RESULTS))))
         if outside:
             raise Refused(
                 "run directory",
@@ -100,7 +100,7 @@ class Run:
 
     def held(self, lease: Lease, *, trust_model: bool = False) -> Run:
         """The run, as worked at under that lease."""
-        return replace(self, owner=lease.owner, trust_model=trust_model)
+        return replace(self, place=lease.guarded, owner=lease.owner, trust_model=trust_model)
 
     @property
     def token(self) -> int:
@@ -191,12 +191,7 @@ class Run:
     def require_series(self, survey: Survey) -> None:
         """Refuse to go on with a series that is not the one this run began with."""
         if survey.fingerprint != self.survey.fingerprint:
-            raise Refused(
-                "series.path",
-                given=f"{self.series.path}, whose content has changed since the run began",
-                allowed="the series as it was",
-                remedy="restore it, or run the job into a new run directory",
-            )
+            raise series_changed(self.series.path, "since the run began")
 
 
 def job_seal(content: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ def write_template(store: Store, survey: Survey, windows: Windows, facts: ModelF
     """Create `results.zarr` in `store`: labels filled in, `jacobian` and `prediction` all NaN and without chunks."""
     labels = _fixed_labels(survey, facts)
     encoding: Any = {name: {"compressors": (ZstdCodec(), *CHECKED)} for name in labels.coords}
-    labels.to_zarr(store, zarr_format=3, consolidated=False, mode="w", encoding=encoding)
+    labels.to_zarr(store, zarr_format=3, consolidated=False, mode="w-", encoding=encoding)
     group = zarr.open_group(store, mode="r+")
     sizes = (len(facts.outputs), facts.lags, facts.features)
     _create(

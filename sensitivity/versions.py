@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
 # Those that numbers come from, and those that move and keep them.
 NUMERIC = ("sensitivity-jobs", "tensorflow", "keras", "numpy")
+_distributions = functools.cache(packages_distributions)
 _OTHERS = ("zarr", "xarray", "obstore", "ray")
 
 
 def versions() -> dict[str, str]:
-    """Version by name; a library that goes by another name (tensorflow-cpu, a checkout) is left out."""
+    """Version by name; what was not installed, as our own checkout may be, is left out."""
     found = {name: _version(name) for name in (*NUMERIC, *_OTHERS)}
     return {"python": platform.python_version(), **{name: text for name, text in found.items() if text}}
 
@@ -31,7 +33,9 @@ def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 def _version(name: str) -> str | None:
+    """Of a library, whatever it was installed as: tensorflow may be tensorflow-cpu or a vendor's own."""
     try:
         return version(name)
     except PackageNotFoundError:
-        return None
+        others = _distributions().get(name, [])
+        return version(others[0]) if others else None

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -25,6 +26,9 @@ import numpy as np
 
 from tests.benchmarks.classic import build
 
+if TYPE_CHECKING:
+    from sensitivity.store import Run
+
 STEPS, ROUNDS = 300_000, 4
 
 
@@ -32,12 +36,10 @@ STEPS, ROUNDS = 300_000, 4
 def careless() -> Iterator[None]:
     """Without what this benchmark is about."""
     from sensitivity import commits, folders
-    from sensitivity.store import Run
 
     with (
         mock.patch.object(folders, "sync", return_value=None),
         mock.patch.object(os, "fsync", return_value=None),
-        mock.patch.object(Run, "require_lease", return_value=None),
         mock.patch.object(commits, "_end", return_value=""),
         mock.patch.object(commits, "seal", return_value=""),
     ):
@@ -58,44 +60,48 @@ def make_runs(folder: Path) -> None:
             replace(prepared, job=job).open_or_create()
 
 
-def compute(folder: Path, which: int, begin: float) -> tuple[np.ndarray, int]:
-    """Seconds of every shard of this process, `(shard, way)` with the careful way first, and windows a way."""
+def compute(runs: list[Run], which: int, begin: float) -> tuple[np.ndarray, int]:
+    """Seconds of every shard of this process, `(shard, way)` in the order of `runs`, and windows a way.
+
+    runs: the careful one, under a lease, and the other.
+    """
     from sensitivity.device import use_threads
 
     use_threads(1, gpu=False)
     from sensitivity.commits import forget
-    from sensitivity.lease import owned
-    from sensitivity.store import Run
     from sensitivity.worker import Worker
 
-    careful, other = Run.open(folder / "careful"), Run.open(folder / "careless")
-    workers = [Worker(careful), Worker(other)]
+    workers = [Worker(run) for run in runs]
     for worker in workers:
         worker.warm_up()
     seconds, windows = [], 0
     time.sleep(max(0.0, begin - time.time()))
-    with owned(careful.place) if which == 0 else contextlib.nullcontext() as lease:
-        workers[0].run = careful.held(lease) if lease else careful
-        for turn, shard in enumerate(ROUNDS * list(careful.layout.shards())[which::2]):
-            spent = [0.0, 0.0]
-            for way in (0, 1) if turn % 2 else (1, 0):
-                forget(workers[way].run, shard.index)
-                with careless() if way else contextlib.nullcontext():
-                    start = time.perf_counter()
-                    record = workers[way].compute(shard)
-                    spent[way] = time.perf_counter() - start
-            seconds.append(spent)
-            windows += record.computed
+    for turn, shard in enumerate(ROUNDS * list(runs[0].layout.shards())[which::2]):
+        spent = [0.0, 0.0]
+        for way in (0, 1) if turn % 2 else (1, 0):
+            forget(runs[way], shard.index)
+            with careless() if way else contextlib.nullcontext():
+                start = time.perf_counter()
+                record = workers[way].compute(shard)
+                spent[way] = time.perf_counter() - start
+        seconds.append(spent)
+        windows += record.computed
     return np.array(seconds), windows
 
 
 def main() -> None:
+    from sensitivity.lease import owned
+    from sensitivity.store import Run
+
     with tempfile.TemporaryDirectory(dir=".") as name:
         folder = Path(name)
         build(folder, STEPS)
         with multiprocessing.get_context("spawn").Pool(2) as pool:
             pool.apply(make_runs, (folder,))
-            found = pool.starmap(compute, [(folder, which, time.time() + 20) for which in (0, 1)])
+            careful, other = Run.open(folder / "careful"), Run.open(folder / "careless")
+            with owned(careful.place) as lease:
+                runs = [careful.held(lease), other]
+                found = pool.starmap(compute, [(runs, which, time.time() + 20) for which in (0, 1)])
     rates = [sum(windows / seconds[:, way].sum() for seconds, windows in found) for way in (0, 1)]
     ratios = np.concatenate([seconds[:, 1] / seconds[:, 0] for seconds, _ in found])
     print(f"as always  {rates[0]:10,.0f} windows/s")

@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jobs import driver
@@ -24,7 +25,7 @@ from sensitivity.integrity import inspect
 from sensitivity.job import Job
 from sensitivity.store import Run
 from tests.conftest import frame, sequential
-from tests.jobs.conftest import PATIENCE, RUNNERS, after, call, contents, rerouted, small_job, start, terminate
+from tests.jobs.conftest import KNOBS, PATIENCE, RUNNERS, after, call, contents, rerouted, small_job, start, terminate
 
 
 @RUNNERS
@@ -158,6 +159,19 @@ def half_done(write_job, tmp_path) -> Path:
     return tmp_path / "run"
 
 
+def test_a_tensorflow_of_another_name_is_compared_too(monkeypatch):
+    from sensitivity import versions
+
+    def installed(name: str) -> str:
+        if name == "tensorflow-cpu":
+            return "2.99"
+        raise versions.PackageNotFoundError
+
+    monkeypatch.setattr(versions, "version", installed)
+    monkeypatch.setattr(versions, "_distributions", lambda: {"tensorflow": ["tensorflow-cpu"]})
+    assert versions.numeric() == {"sensitivity-jobs": None, "tensorflow": "2.99", "keras": None, "numpy": None}
+
+
 def test_other_versions_are_refused_unless_allowed_and_then_recorded(half_done, monkeypatch):
     from sensitivity import versions
 
@@ -185,6 +199,44 @@ def test_a_worker_elsewhere_with_other_versions_computes_nothing(half_done, monk
     monkeypatch.setattr(versions, "version", lambda name: "0.0.0")
     with pytest.raises(Refused, match="keras: the run has .*, here is 0.0.0"):
         Worker(half_done)
+
+
+def test_a_run_is_not_gone_on_with_from_a_series_that_changed_whatever_the_job_names(write_job, tmp_path):
+    """Workers read what the run began with, and not the job's own copy of it."""
+    values = frame(300)[["rain", "heat"]].to_numpy()
+    np.save(tmp_path / "a.npy", values)
+    file = write_job(series={"path": "a.npy", "time": None}, sensitivity=KNOBS, run={"shard_windows": 50})
+    with after(2, terminate):
+        assert call("run", file, "--serial", "--grace", 0).exit_code == 1
+    np.save(tmp_path / "b.npy", values)
+    np.save(tmp_path / "a.npy", values[::-1])
+    file.write_text(file.read_text().replace("a.npy", "b.npy"))
+    found = call("run", file, "--serial")
+    assert found.exit_code == 2
+    assert "a.npy, whose content has changed since the run began" in found.stderr
+    np.save(tmp_path / "a.npy", values)
+    assert call("run", file, "--serial").exit_code == 0
+
+
+def test_a_record_that_stays_odd_is_not_laid_to_others(half_done, monkeypatch):
+    from sensitivity.worker import Worker
+
+    compute = Worker.compute
+
+    def all_but_one(worker, shard, attempt):
+        if shard.index == 2:
+            raise ValueError("no")
+        return compute(worker, shard, attempt)
+
+    monkeypatch.setattr(Worker, "compute", all_but_one)
+    next((half_done / "results.zarr" / "jacobian").glob("c.2.*")).unlink()
+    for _ in range(2):
+        found = call("resume", half_done, "--serial")
+        assert found.exit_code == 1
+        assert "changed by others" not in found.stderr
+        assert "--retry-failed" in found.stderr
+    monkeypatch.undo()
+    assert call("resume", half_done, "--serial", "--retry-failed").exit_code == 0
 
 
 @pytest.mark.parametrize("change", ["weights", "architecture", "series"])

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from jobs.prepare import prepare
-from sensitivity import creation
+from sensitivity import creation, template
 from sensitivity.addresses import place_at
 from sensitivity.errors import Refused
 from sensitivity.job import Job
-from sensitivity.lease import LeaseLost
+from sensitivity.lease import LeaseLost, newest_token
 from sensitivity.store import Run
 from sensitivity.worker import Worker
+from tests.conftest import frame
 from tests.sensitivity.test_store import HERE, started
 
 
@@ -82,3 +83,89 @@ def test_a_creation_that_was_overtaken_leaves_the_other_drivers_run(write_job, m
         prepared.open_or_create(lease)
     assert prepared_place.read("job.json") == b"another's"
     assert prepared_place.read("results.zarr/zarr.json") is not None
+
+
+def test_a_creation_that_is_overtaken_in_the_middle_changes_nothing_of_the_other_drivers_run(write_job, monkeypatch):
+    """It wakes up late, say, while it copies the series: the other has made the run and committed shards."""
+    prepared = prepare(Job.load(write_job()), HERE)
+    home, others = place_at(prepared.job.run.path), {}
+    for stage in ("_keep_model", "_keep_series", "write_template"):
+        owner = template if stage == "write_template" else creation
+        late = getattr(owner, stage)
+
+        def overtaken(*parts, late=late, stage=stage):
+            home.write(f"lease/{newest_token(home) + 1:08d}.json", b"{}")
+            home.discard(name for name in home.names() if name != "lease")
+            for name in ("model.keras", "series.zarr/c/0", "results.zarr/c.0", "tuning.json", "job.json"):
+                home.write(name, f"another's, before {stage}".encode())
+            others.update({name: home.read(name) for name in home.files()})
+            return late(*parts)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, stage, overtaken)
+            with pytest.raises(LeaseLost), creation.owning(home) as lease:
+                prepared.open_or_create(lease)
+        assert {name: home.read(name) for name in home.files()} == others
+        home.discard(home.names())
+        others.clear()
+
+
+def test_a_creation_waits_for_a_failing_store_no_longer_than_it_owns_the_place(write_job, s3, tmp_path, monkeypatch):
+    """What is tried again may come too late."""
+    prepared = prepare(Job.load(write_job(run={"path": f"{s3.home}/run"})), HERE)
+    home, left = place_at(f"{s3.home}/run"), ["500"] * 4
+
+    def fault(method: str, path: str) -> str | None:
+        if method == "PUT" and path.endswith("model.keras") and left:
+            if len(left) == 1:
+                another.write("lease/00000002.json", b"{}")
+                another.write("model.keras.of.another", b"x")
+            return left.pop()
+        return None
+
+    another = place_at(f"{s3.home}/run")
+    with s3.failing(fault), pytest.raises(LeaseLost), creation.owning(home) as lease:
+        prepared.open_or_create(lease)
+    assert left == []
+    assert home.read("model.keras") is None
+
+
+def test_what_others_put_there_meanwhile_is_left(write_job, tmp_path):
+    prepared = prepare(Job.load(write_job()), HERE)
+    home = place_at(prepared.job.run.path)
+    with creation.owning(home) as lease:
+        home.write("thesis.tex", b"precious")
+        with pytest.raises(Refused, match=r"other files in it \(thesis.tex\)"):
+            prepared.open_or_create(lease)
+    assert home.files() == ["thesis.tex"]
+
+
+def test_a_folder_called_lease_does_not_make_a_directory_ours(tmp_path):
+    home = place_at(tmp_path)
+    home.write("lease/contract.pdf", b"precious")
+    with pytest.raises(Refused, match=r"lease/contract.pdf"), creation.owning(home):
+        pass
+    assert home.files() == ["lease/contract.pdf"]
+
+
+def test_a_series_that_changes_between_survey_and_copy_is_refused(write_job, tmp_path):
+    table = frame(60)
+    prepared = prepare(Job.load(write_job(series=table)), HERE)
+    for changed in (table.assign(rain=table["heat"]), frame(61), frame(59)):
+        changed.to_csv(tmp_path / "series.csv", index=False)
+        with pytest.raises(Refused, match="has changed since it was surveyed"):
+            prepared.open_or_create()
+        assert not any((tmp_path / "run").iterdir())
+    table.to_csv(tmp_path / "series.csv", index=False)
+    assert prepared.open_or_create().layout.windows == 55
+
+
+def test_an_empty_job_json_is_no_run(write_job):
+    """As a crash leaves it on a file system without links."""
+    prepared = prepare(Job.load(write_job()), HERE)
+    home = place_at(prepared.job.run.path)
+    with creation.owning(home) as lease:
+        prepared.open_or_create(lease)
+    home.write("job.json", b"")
+    with creation.owning(home) as lease:
+        assert prepared.open_or_create(lease).layout == prepared.plan.layout

@@ -19,6 +19,7 @@ CHAIN = [
         "versions",
         "patience",
         "places",
+        "guarded",
         "folders",
         "buckets",
         "addresses",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,13 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from sensitivity.commits import missing, read_commits
+from sensitivity import folders
+from sensitivity.commits import forget, missing, read_commits
 from sensitivity.errors import Refused
+from sensitivity.folders import Folder
 from sensitivity.integrity import Damage, inspect, repair
-from sensitivity.patience import StoreFailed
+from sensitivity.lease import LeaseLost, owned
+from sensitivity.patience import PATIENCE, StoreFailed
 from sensitivity.store import Run
 from sensitivity.worker import Worker
 from tests.conftest import frame
@@ -182,3 +186,71 @@ def test_random_damage_is_found_every_time_and_nowhere_else(run):
         assert [one.file for one in damages(run)] == [name], (name, kinds.index(kind))
         path.write_bytes(before)
     assert damages(run) == []
+
+
+def test_a_store_that_is_away_is_no_damage(run, monkeypatch):
+    """Neither for those who look nor for those who mend; a single file that cannot be read is."""
+    read, size = Folder._read, Folder._size
+    away = {"results.zarr/jacobian/c.2.0.0.0.0"}
+
+    def failing(act):
+        def acting(place, name):
+            if name in away or "all" in away:
+                raise OSError(errno.EIO, "Input/output error")
+            return act(place, name)
+
+        return acting
+
+    monkeypatch.setattr(Folder, "_read", failing(read))
+    monkeypatch.setattr(Folder, "_size", failing(size))
+    monkeypatch.setenv(PATIENCE, "0")
+    found = list(damage for part in inspect(run) for damage in part.damages)
+    assert [(damage.shard, damage.what) for damage in found] == [(2, "it cannot be read: Input/output error")]
+    away.add("all")
+    with pytest.raises(StoreFailed):
+        list(inspect(run))
+    away.clear()
+    assert repair(run, found) == []
+    assert len(read_commits(run)) == 7  # it was away, and is as it was
+
+
+def test_what_is_mended_is_fenced_file_by_file(run):
+    with owned(run.place) as lease:
+        held = run.held(lease)
+        flip(run.place.path / "results.zarr" / "jacobian" / "c.2.0.0.0.0")
+        found = damages(run)
+        run.place.write("lease/00000002.json", b"{}")
+        with pytest.raises(LeaseLost):
+            repair(held, found)
+    assert len(read_commits(run)) == 7
+
+
+def test_a_series_that_is_gone_keeps_nothing_else_from_being_restored(run, finished):
+    flip(run.place.path / "model.keras")
+    flip(run.place.path / "series.zarr" / "series" / "c" / "0" / "0")
+    source = finished / "series.csv"
+    source.rename(finished / "moved.csv")
+    try:
+        left = repair(run, damages(run))
+    finally:
+        (finished / "moved.csv").rename(source)
+    assert [damage.file.partition("/")[0] for damage in left] == ["series.zarr"]
+    assert {damage.file.partition("/")[0] for damage in damages(run)} == {"series.zarr"}
+
+
+def test_what_a_disk_could_not_keep_is_not_believed_when_it_is_asked_again(run, monkeypatch):
+    """Linux tells of a failed write once; the next fsync of the same file succeeds."""
+    forget(run, 3)
+    told = iter([OSError(errno.EIO, "Input/output error")])
+
+    def sync(path):
+        for error in told:
+            raise error
+
+    worker = Worker(run.place)
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "sync", sync)
+        with pytest.raises(StoreFailed, match="could not keep shard 3: Input/output error"):
+            worker.compute(run.layout.shard(3))
+    assert 3 not in read_commits(run)
+    assert worker.compute(run.layout.shard(3)).shard == 3

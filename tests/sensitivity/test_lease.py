@@ -33,6 +33,11 @@ def leave(home, **changes) -> Owner:
     return other
 
 
+def remove(home) -> None:
+    home.discard(home.names())
+    home.leave()
+
+
 def wait_until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not is_so():
@@ -115,7 +120,7 @@ def test_a_lease_that_was_lost_is_known_to_be(home, hasty_hearts):
 def test_a_run_that_was_removed_is_not_made_again_by_its_heart(tmp_path, hasty_hearts):
     home = place_at(tmp_path / "home")
     with owned(home) as mine:
-        home.discard()
+        remove(home)
         assert mine.lost.wait(5)
         with pytest.raises(LeaseLost, match="has been removed"):
             mine.require()
@@ -125,7 +130,7 @@ def test_a_run_that_was_removed_is_not_made_again_by_its_heart(tmp_path, hasty_h
 def test_a_run_made_anew_at_the_same_place_is_another_drivers(home, hasty_hearts):
     """Tokens begin again there."""
     with owned(home) as mine:
-        home.discard()
+        remove(home)
         other = leave(home, machine="another")
         assert other.token == mine.token
         with pytest.raises(LeaseLost, match="another driver's"):
@@ -238,3 +243,47 @@ def test_a_process_is_known_by_its_start():
         child.kill()
     assert machine.started(child.pid) is None
     assert machine.started(os.getpid()) != started
+
+
+def test_what_was_given_back_is_ours_no_more(home):
+    """A worker that nobody hears of any more may live on."""
+    with owned(home) as mine:
+        guarded = mine.guarded
+        guarded.write("x", b"ours")
+    with pytest.raises(LeaseLost, match="given back"):
+        guarded.write("x", b"late")
+    assert home.read("x") == b"ours"
+
+
+def test_a_listing_that_misses_our_own_file_takes_nothing_from_us(home, monkeypatch):
+    """As some file systems' may, while a heartbeat replaces it."""
+    with owned(home) as mine:
+        monkeypatch.setattr(type(home), "names", lambda *_: [])
+        mine.require()
+
+
+def test_whoever_fails_to_own_a_run_may_try_again(home, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "_require_exclusive", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError), owned(home):
+            pass
+    with owned(home) as mine:
+        assert mine.token == 2
+
+
+def test_a_watcher_that_could_not_see_does_not_take_the_owner_for_dead(home, hasty_hearts, monkeypatch):
+    """The owner could not beat either while the store was away for both."""
+    other = leave(home, machine="another", host="node7", at=0.0)
+    look, looks = leases._newest, []
+
+    def slow(place):
+        looks.append(place)
+        if len(looks) == 2:
+            time.sleep(2 * leases.EXPIRY_SECONDS)
+        if len(looks) == 4:
+            home.write(f"lease/{other.token:08d}.json", leases._OWNER.dump_json(replace(other, at=1.0)))
+        return look(place)
+
+    monkeypatch.setattr(leases, "_newest", slow)
+    with pytest.raises(Refused, match="on node7"), owned(home):
+        pass

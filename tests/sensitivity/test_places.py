@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import pickle
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,6 +17,7 @@ from sensitivity import buckets, patience
 from sensitivity.addresses import place_at, place_of, scheme
 from sensitivity.errors import Refused
 from sensitivity.patience import StoreFailed, patiently
+from sensitivity.readers import open_reader
 
 
 @pytest.fixture
@@ -68,13 +70,38 @@ def test_json_that_is_torn_or_something_else_is_none(home):
         assert home.read_json("x.json") is None
 
 
-def test_discarding_keeps_what_is_to_be_kept(home):
-    for name in ("a", "b/c", "lease/1"):
+def test_what_is_named_is_discarded_and_nothing_else(home):
+    for name in ("a", "b/c", "b/d/e", "bc", "lease/1"):
         home.write(name, b"x")
-    home.discard(keep="lease")
-    assert home.files() == ["lease/1"]
-    home.discard()
-    assert home.files() == []
+    home.discard(["a", "b", "none"])
+    assert sorted(home.files()) == ["bc", "lease/1"]
+    home.discard(["lease", "bc"])
+    assert home.files() == home.names() == []
+
+
+def test_a_guard_is_asked_before_each_change_and_for_nothing_else(home, hurried):
+    """Each time that a change is tried, too: the store may fail for longer than a run is ours."""
+
+    def forbid() -> None:
+        raise PermissionError if next(asked) == 0 else RuntimeError("not ours")
+
+    home.write("there", b"x")
+    zarr.create_array(home.zarr("x.zarr"), shape=(4,), chunks=(2,), dtype="f4")[:] = 1
+    guarded, before = pickle.loads(pickle.dumps(home)).guarded(forbid), sorted(home.files())
+    changes = [
+        lambda: guarded.write("there", b"y"),
+        lambda: guarded.create("new", b"y"),
+        lambda: guarded.delete("there"),
+        lambda: guarded.discard(["there"]),
+        lambda: patiently(home, zarr.open_array(guarded.zarr("x.zarr"), mode="r+").__setitem__, 0, 2.0),
+    ]
+    for change in changes:
+        asked = itertools.count()
+        with pytest.raises(RuntimeError, match="not ours"):
+            change()
+        assert next(asked) == 2
+    assert (guarded.read("there"), sorted(guarded.files())) == (b"x", before)
+    assert zarr.open_array(guarded.zarr("x.zarr"), mode="r")[:].tolist() == [1, 1, 1, 1]
 
 
 def test_a_folder_removes_the_folders_it_made_and_no_others(tmp_path):
@@ -82,7 +109,8 @@ def test_a_folder_removes_the_folders_it_made_and_no_others(tmp_path):
     for path, gone in (("there/deep/run", "there/deep"), ("there", "nothing")):
         home = place_at(tmp_path / path)
         home.write("lease/1", b"x")
-        home.discard()
+        home.discard(["lease"])
+        home.leave()
         assert not (tmp_path / gone).exists()
     assert list(tmp_path.iterdir()) == [tmp_path / "there"]
     assert not list((tmp_path / "there").iterdir())
@@ -115,6 +143,11 @@ def test_a_file_system_without_links_creates_too(tmp_path, monkeypatch):
     home = place_at(tmp_path)
     assert [home.create("x", b"one"), home.create("x", b"two")] == [True, False]
     assert (home.read("x"), home.names()) == (b"one", ["x"])
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="no links"):
+        home.once().create("y", b"one")
+    assert home.read("y") == b""
 
 
 def test_a_store_that_fails_for_a_while_is_tried_again(hurried, caplog):
@@ -189,12 +222,67 @@ def test_who_we_are_is_taken_from_the_environment_or_from_a_profile(s3, monkeypa
     (tmp_path / "credentials").write_text("[ours]\naws_access_key_id = profiled\naws_secret_access_key = secret\n")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
+    (tmp_path / "config").write_text("[profile ours]\nregion = eu-central-1\n")
+    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "ours")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     assert place_at(s3.home).read("a") is None
     assert "Credential=profiled/" in s3.asker
+    assert "/eu-central-1/s3/" in s3.asker
 
 
 def test_an_object_store_that_is_down_is_said_so(s3, hurried):
     with s3.failing(lambda method, path: "500"), pytest.raises(StoreFailed, match="500"):
         place_at(s3.home).read("a")
+
+
+def test_patience_begins_with_the_first_failure(hurried):
+    """However long a call takes that fails once."""
+    calls = itertools.count()
+
+    def act() -> str:
+        if next(calls) == 0:
+            time.sleep(2 * patience.seconds())
+            raise OSError("for a moment")
+        return "done"
+
+    assert patiently("the store", act) == "done"
+
+
+@pytest.mark.parametrize("failing", [3, 10_000])
+def test_what_zarr_reads_of_an_object_store_is_asked_for_again(s3, hurried, failing):
+    home = place_at(s3.home)
+    zarr.create_array(home.zarr("x.zarr"), shape=(4,), chunks=(2,), dtype="f4")[:] = np.arange(4)
+    left = iter(["500"] * failing)
+    with s3.failing(lambda method, path: next(left, None)):
+        if failing == 3:
+            assert zarr.open_array(home.zarr("x.zarr"), mode="r")[:].tolist() == [0, 1, 2, 3]
+            return
+        with pytest.raises(StoreFailed, match="500"):
+            zarr.open_array(home.zarr("x.zarr"), mode="r")
+        with pytest.raises(StoreFailed, match="500"):  # nothing is said against the file
+            open_reader(f"{s3.home}/x.zarr", None, None)
+
+
+def test_a_large_object_is_fetched_part_by_part(s3, monkeypatch):
+    monkeypatch.setattr(buckets, "_PART", 1000)
+    home, content = place_at(s3.home), bytes(range(256)) * 10
+    home.write("large", content)
+    left, before = iter([None, None, "500"]), len(s3.requests)
+    with s3.failing(lambda method, path: next(left, None)), home.local_copy("large") as copy:
+        assert copy.read_bytes() == content
+    assert len(s3.requests) == before + 1 + 3 + 1
+    with pytest.raises(FileNotFoundError), home.local_copy("none"):
+        pass
+
+
+def test_a_place_tried_once_is_the_same_client(s3):
+    home = place_at(s3.home)
+    assert home.read("a") is None
+    assert home.once()._store is home._store
+
+
+def test_json_without_end_is_none(home):
+    home.write("x.json", b"[" * 100_000)
+    assert home.read_json("x.json") is None
