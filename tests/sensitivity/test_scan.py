@@ -216,7 +216,7 @@ STACKS = st.tuples(
 )
 
 
-@settings(max_examples=14, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(STACKS)
 def test_random_stacks_equal_the_tape(stack):
     parts, shape_of, shape, xla = stack
