@@ -151,7 +151,7 @@ def verify(run: str, repair: bool) -> None:
 
     from .verify import verify_run
 
-    sys.exit(verify_run(Run.open(run), repair=repair))
+    sys.exit(verify_run(Run.open(run, to_mend=True), repair=repair))
 
 
 @main.command()

@@ -11,12 +11,12 @@ from pathlib import Path
 from sensitivity.addresses import place_at
 from sensitivity.commits import Commit, Failure, Odd, count_records, each_commit, missing, read_failures
 from sensitivity.creation import owning
+from sensitivity.integrity import require_series
 from sensitivity.job import Job
 from sensitivity.lease import Lease, LeaseLost
 from sensitivity.patience import StoreFailed
 from sensitivity.plan import Workers, require_memory, worker_memory
 from sensitivity.progress import Advance, progress
-from sensitivity.series import survey
 from sensitivity.setting import Choice
 from sensitivity.store import JOB, Run
 from sensitivity.versions import differences, versions
@@ -77,7 +77,7 @@ def run_job(job: Job, how: How) -> Summary:
             require_a_node(prepared.plan.workers, job.run.memory_bytes)
         run = _as_ours(prepared.open_or_create(lease), lease, how)
         if not lease.made and run.series != job.series:  # what workers read; the job's own was surveyed just now
-            run.require_series(survey(run.series))
+            require_series(run)
         return _finish(run, lease, prepared.plan.choice, prepared.plan.workers, how, stop)
 
 
@@ -86,7 +86,7 @@ def resume(path: Path | str, how: How) -> Summary:
     stop = Stop(how.grace)
     with stop.listening(), owning(Run.open(path).place) as lease, _resources(how) as resources:
         run = _as_ours(Run.open(lease.place), lease, how)
-        run.require_series(survey(run.series))
+        require_series(run)
         with quiet():
             found = resources or local()
             hold(run.job, gpu=how.serial)

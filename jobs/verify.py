@@ -20,7 +20,7 @@ from .status import DONE, INCOMPLETE, resume_command
 def verify_run(run: Run, *, repair: bool) -> int:
     """Name every damaged file on stdout; the exit status. repair: make damaged shards missing, and restore the rest."""
     with owning(run.place) if repair else contextlib.nullcontext() as lease:
-        held = Run.open(lease.place).held(lease) if lease else run
+        held = Run.open(lease.place, to_mend=True).held(lease) if lease else run
         shards, chunks, damages = _inspect(held)
         left = integrity.repair(held, damages) if repair else []
     if not damages:

@@ -199,6 +199,8 @@ class Bucket(Place):
         self._delete(name)
         with _said_by_the_store():
             for batch in obstore.list(self._store, f"{name}/"):
+                if self.guard is not None:  # each time: there may be many
+                    self.guard()
                 obstore.delete(self._store, [entry["path"] for entry in batch])
 
 

@@ -21,7 +21,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import WrapperStore
 
 from .checksums import SEAL, checksum, seal
-from .patience import StoreFailed, patiently, reason
+from .patience import StoreFailed, is_damage, patiently, reason
 from .plan import Shard
 from .store import COMMITS, FAILURES, RESULTS, Run
 
@@ -275,9 +275,9 @@ def read_record(run: Run, shard: Shard, known: set[str] | None = None) -> Commit
     try:
         content = run.place.read(file)
     except OSError as error:
-        if isinstance(error, StoreFailed):
+        if not is_damage(error):
             raise
-        return Odd(shard.index, file, f"it cannot be read: {reason(error)}")
+        return Odd(shard.index, file, f"it cannot be read: {reason(error.__cause__ or error)}")
     if content is None:
         return None
     record = _opened(content)
@@ -310,13 +310,7 @@ def _opened(content: bytes) -> Commit | None:
         fields = json.loads(content)
         is_whole = fields[SEAL] == seal(fields)
         return _COMMIT.validate_json(content, strict=True) if is_whole else None
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ):  # pydantic's ValidationError is a ValueError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # ValidationError is a ValueError
         return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -15,12 +16,13 @@ from .addresses import place_at, place_of
 from .checksums import SEAL, checksum
 from .choices import TUNING, purpose, remember
 from .errors import Refused
-from .folders import UNFINISHED, Folder
+from .folders import Folder, is_unfinished
 from .job import Job
 from .lease import LEASE, Lease, LeaseLost, is_lease, owned
+from .patience import StoreFailed, reason
 from .places import Place
 from .plan import Plan
-from .series import Survey, Windows, ingest, ingested, is_sliceable, series_changed, survey
+from .series import Survey, Windows, ingest, is_sliceable
 from .store import (
     COMMITS,
     FAILURES,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from .audit import Audit
 
 
+_KEPT_BY_NFS = re.compile(r"\.nfs[0-9a-f]{24}")
 _CHECKED = (RESULTS, MODEL, WEIGHTS, SERIES)  # what is never written again but by shards
 
 
@@ -89,7 +92,7 @@ def require_free(home: Place) -> None:
 
 def _is_passing(name: str) -> bool:
     """A file that is being written, or that NFS keeps for a reader that still has it open."""
-    return name.startswith(".nfs") or (name.startswith(".") and name.endswith(UNFINISHED))
+    return is_unfinished(name) or _KEPT_BY_NFS.fullmatch(name) is not None
 
 
 def _clear(home: Place) -> None:
@@ -120,7 +123,7 @@ def _discard_unless_made(lease: Lease) -> None:
     with contextlib.suppress(OSError, LeaseLost):  # of a store that has failed it was said; another's run is left
         if not home.size(JOB):
             _clear(home)
-            home.discard([*filter(_is_passing, home.names()), LEASE])
+            home.discard([*filter(is_unfinished, home.names()), LEASE])
             home.leave()
 
 
@@ -137,8 +140,11 @@ def create(lease: Lease | None, beginning: Beginning, *, trust_model: bool = Fal
             raise LeaseLost(f"{home} has been made by another driver")
         run = Run.open(home)
         load_run_model(replace(run, trust_model=trust_model))  # what a worker will do first: better refused now
-    except BaseException:
-        _clear(home)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # what went wrong first is said, but for a run that is another's by now
+            _clear(home.once())
+        if isinstance(error, OSError) and not isinstance(error, StoreFailed):
+            raise StoreFailed(f"{home} could not be made: {reason(error)}") from error
         raise
     if lease:
         lease.made = True
@@ -153,7 +159,7 @@ def _fill(home: Place, beginning: Beginning) -> dict[str, Any]:
     """Everything but job.json, of which the content is returned."""
     from .template import write_template
 
-    job, surveyed, plan, audit = beginning.job, beginning.survey, beginning.plan, beginning.audit
+    job, survey, plan, audit = beginning.job, beginning.survey, beginning.plan, beginning.audit
     if audit is None:
         raise ValueError(f"{home} is new: a job is audited before its run is created")
     for folder in (COMMITS, FAILURES):
@@ -161,13 +167,13 @@ def _fill(home: Place, beginning: Beginning) -> dict[str, Any]:
     model_file = _keep_model(home, job, beginning.model)
     copied = not is_sliceable(job.series)
     if copied:
-        _keep_series(home, job, surveyed)
-    windows = Windows(surveyed.steps, plan.facts.length, job.windows.stride)
-    write_template(home.zarr(RESULTS), surveyed, windows, plan.facts, plan.layout)
+        ingest(job.series, survey, home.zarr(SERIES))
+    windows = Windows(survey.steps, plan.facts.length, job.windows.stride)
+    write_template(home.zarr(RESULTS), survey, windows, plan.facts, plan.layout)
     home.write_json(TUNING, {"settings": []})
     if plan.choice.by == "timed":
         remember(home, purpose(beginning.fingerprints, plan.facts, job.sensitivity, plan.choice.kind), plan.choice)
-    wanted = identity(job, surveyed, plan.facts, beginning.fingerprints)
+    wanted = identity(job, survey, plan.facts, beginning.fingerprints)
     layout = asdict(plan.layout)
     content = {
         "job": job.model_dump(),
@@ -175,10 +181,10 @@ def _fill(home: Place, beginning: Beginning) -> dict[str, Any]:
         "fingerprints": {
             "job": hashlib.blake2b(json.dumps([wanted, layout], sort_keys=True).encode(), digest_size=16).hexdigest(),
             "model": beginning.fingerprints,
-            "series": surveyed.fingerprint,
+            "series": survey.fingerprint,
         },
         "versions": versions(),
-        "survey": surveyed.to_json(),
+        "survey": survey.to_json(),
         "model": plan.facts.to_json(),
         "layout": layout,
         "skipped": plan.skipped,
@@ -191,13 +197,6 @@ def _fill(home: Place, beginning: Beginning) -> dict[str, Any]:
     home.make_durable(names)
     sums = home.each(lambda name: checksum(home.read(name) or b""), names)
     return {**content, "files": dict(zip(names, sums, strict=True))}
-
-
-def _keep_series(home: Place, job: Job, surveyed: Survey) -> None:
-    """A copy that workers read by slices; of what was surveyed, or none."""
-    ingest(job.series, surveyed, home.zarr(SERIES))
-    if survey(ingested(job.series, f"{home}/{SERIES}")).fingerprint != surveyed.fingerprint:
-        raise series_changed(job.series.path, "since it was surveyed")
 
 
 def _keep_model(home: Place, job: Job, model: keras.Model) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import socket
 import stat
@@ -21,7 +22,8 @@ from .places import Place
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
-UNFINISHED = (".partial", ".tmp")  # how Zarr's and our own half-written files end
+# Half-written files: our own, and Zarr's.
+_UNFINISHED = re.compile(r"\..+\.\d+\.[0-9a-f]{8}\.tmp|.+\.[0-9a-f]{32}\.partial")
 SYNCS_AT_ONCE = 8
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -54,7 +56,7 @@ class Folder(Place):
 
     def sweep(self) -> None:
         for name in self.files():
-            if name.endswith(UNFINISHED) and not name.startswith("lease/"):  # others may be about to ask for that
+            if is_unfinished(name) and not name.startswith("lease/"):  # others may be about to ask for that
                 self.delete(name)
 
     def make_folder(self, name: str) -> None:
@@ -193,6 +195,11 @@ class Folder(Place):
                 break
             with contextlib.suppress(OSError):  # others may have put something there since
                 folder.rmdir()
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file of that name is one that was being written, here or by Zarr."""
+    return _UNFINISHED.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def sync(path: Path) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 from .addresses import place_of
 from .checksums import checksum
 from .commits import Commit, Odd, chunk_checksum, each_record, forget, read_record
+from .errors import Refused
 from .folders import Folder
-from .patience import StoreFailed, reason
+from .patience import is_damage, reason
 from .places import Place
-from .series import ingest, survey
+from .series import ingest, series_changed, survey
 from .store import JOB, MODEL, RESULTS, SERIES, Run
 from .template import write_template
 
@@ -65,6 +66,23 @@ def _inspect_shard(run: Run, record: Commit | Odd) -> Inspected:
     return Inspected(record.shard, 1 + len(found), [damage for damage in found if damage is not None])
 
 
+def require_series(run: Run) -> None:
+    """Refuse to go on with a series that is not the one this run began with: the copy, or the source where none is."""
+    if not run.content["ingested"]:
+        if survey(run.series).fingerprint != run.survey.fingerprint:
+            raise series_changed(run.series.path, "since the run began")
+        return
+    names = [name for name in run.content["files"] if name.startswith(f"{SERIES}/")]
+    damage = next(filter(None, run.place.each(lambda name: _of_the_run(run, name), names)), None)
+    if damage is not None:
+        raise Refused(
+            "run directory",
+            given=f"{run.place}, whose copy of the series is damaged ({damage})",
+            allowed="a run directory as it was written",
+            remedy=f"sensitivity verify --repair {run.place} restores it from {run.job.series.path}",
+        )
+
+
 def _of_the_run(run: Run, name: str) -> Damage | None:
     content, what = _read(run.place, name)
     if content is not None and checksum(content) != run.content["files"][name]:
@@ -87,16 +105,18 @@ def _read(place: Place, name: str) -> tuple[bytes | None, str]:
     try:
         content = place.read(name)
     except OSError as error:
-        if isinstance(error, StoreFailed) and not _is_there(place):
+        if not is_damage(error) or not _is_readable(place):
             raise
         return None, f"it cannot be read: {reason(error.__cause__ or error)}"
     return content, "" if content is not None else "it is missing"
 
 
-def _is_there(place: Place) -> bool:
-    """Whether a store answers that has failed to give one file."""
+def _is_readable(place: Place) -> bool:
+    """Whether a store gives other files that has failed to give one: a network's disk that is away fails like one that
+    is spoiled.
+    """
     try:
-        return place.once().size(JOB) is not None
+        return place.once().read(JOB) is not None
     except OSError:
         return False
 
@@ -137,12 +157,8 @@ def _make_anew(run: Run, anew: Place, names: set[str]) -> None:
 @contextlib.contextmanager
 def _source_may_be_gone() -> Iterator[None]:
     """Or be another one now; `Refused` is a ValueError."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         yield
-    except StoreFailed:
-        raise
-    except (OSError, ValueError):
-        return
 
 
 def _restored(run: Run, anew: Place, name: str) -> bool:

@@ -352,7 +352,7 @@ def _run_trouble(path: str) -> str:
     try:
         return "" if stat.S_ISDIR(os.stat(path).st_mode) else "a file is in the way"
     except FileNotFoundError:
-        return ""
+        return "a link to nothing" if os.path.islink(path) else ""
     except OSError as error:
         return reason(error)
 

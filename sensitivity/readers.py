@@ -264,7 +264,8 @@ class _Dataset(_Sliced):
 def _open_dataset(path: Any, engine: str | None, **options: Any) -> Any:
     import xarray as xr
 
-    return xr.open_dataset(path, engine=engine, chunks=None, cache=False, **options)
+    any_year = xr.coders.CFDatetimeCoder(time_unit="us")
+    return xr.open_dataset(path, engine=engine, chunks=None, cache=False, decode_times=any_year, **options)
 
 
 def _open_zarr(path: str, time: str | None, features: Sequence[str] | None) -> Reader:

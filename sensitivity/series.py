@@ -8,8 +8,6 @@ cannot be read by slices (CSV, Parquet) is copied once into a Zarr store that ca
 from __future__ import annotations
 
 import hashlib
-import re
-import warnings
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,38 +16,13 @@ import numpy as np
 from .errors import Refused
 from .job import Scaling, SeriesSection
 from .readers import Block, Reader, open_reader
+from .times import Clock, TimeAxis
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
-_TIME_OF_DAY = re.compile(r"\s*\d{1,2}:\d")
 INGESTED_VARIABLE, INGESTED_TIME = "series", "time"
 INGESTED_STEPS = 1 << 13  # a chunk of the copy: a worker decompresses little more than the steps of its shard
-
-
-@dataclass(frozen=True)
-class TimeAxis:
-    """Regular times as a rule: `first + step × i`, or the i-th date of a calendar frequency such as month start.
-
-    kind: "index" (steps are numbered), "number", "datetime" (`first` and `step` in microseconds).
-    """
-
-    kind: str
-    first: float | int = 0
-    step: float | int = 1
-    calendar: str | None = None
-
-    def at(self, steps: np.ndarray) -> np.ndarray:
-        """Labels of `steps` `(n)`: int64, float64 or datetime64[us] `(n)`."""
-        if self.calendar is not None:
-            import pandas as pd
-
-            first = np.datetime64(int(self.first), "us")
-            periods = int(steps.max(initial=-1)) + 1
-            dates = pd.date_range(first, periods=periods, freq=self.calendar)
-            return dates.to_numpy().astype("datetime64[us]")[steps]
-        labels = self.first + self.step * steps
-        return labels.astype("datetime64[us]") if self.kind == "datetime" else labels
 
 
 @dataclass(frozen=True)
@@ -169,24 +142,40 @@ def survey(section: SeriesSection) -> Survey:
     reader = open_reader(section.path, section.time, section.features)
     if section.scaling:
         section.scaling.require(len(reader.features))
-    clock, sums = _Clock(section), _Sums(len(reader.features))
-    of_times, of_values = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
+    content, sums = _Content(section), _Sums(len(reader.features))
     for block in reader.blocks():
-        times = clock.read(block)
+        content.add(block)
         sums.add(block.values)
-        of_times.update(times.tobytes() if times is not None else b"")
-        of_values.update((np.where(np.isnan(block.values), np.nan, block.values) + 0.0).tobytes())  # one NaN, one zero
     if not sums.steps:
         raise Refused("series.path", given=f"{section.path} (no steps)", allowed="one step or more", remedy="fill it")
-    fingerprint = hashlib.blake2b(of_times.digest() + of_values.digest(), digest_size=16)
     mean, std, largest = sums.mean_std_largest()
-    return Survey(
-        reader.features, sums.steps, clock.axis, tuple(sums.missing), mean, std, largest, fingerprint.hexdigest()
-    )
+    axis, missing = content.clock.axis, tuple(sums.missing)
+    return Survey(reader.features, sums.steps, axis, missing, mean, std, largest, content.fingerprint)
+
+
+class _Content:
+    """What a series holds, block by block: its times, proved regular, and its values."""
+
+    def __init__(self, section: SeriesSection) -> None:
+        self.clock = Clock(section)
+        self._times, self._values = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
+
+    def add(self, block: Block) -> None:
+        times = self.clock.read(block)
+        self._times.update(times.tobytes() if times is not None else b"")
+        alike = np.where(np.isnan(block.values), np.nan, block.values) + 0.0  # one NaN, one zero
+        self._values.update(alike.tobytes())
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.blake2b(self._times.digest() + self._values.digest(), digest_size=16).hexdigest()
 
 
 def ingest(section: SeriesSection, survey: Survey, store: Store) -> None:
-    """Copy the surveyed series into a Zarr store: `series` `(time, feature)` float64, and its labels."""
+    """Copy the surveyed series into a Zarr store: `series` `(time, feature)` float64, and its labels.
+
+    Raises `Refused` where it is not what was surveyed.
+    """
     import xarray as xr
     import zarr
     from zarr.codecs import Crc32cCodec, ZstdCodec
@@ -205,12 +194,16 @@ def ingest(section: SeriesSection, survey: Survey, store: Store) -> None:
         compressors=(ZstdCodec(), Crc32cCodec()),
         dimension_names=(INGESTED_TIME, "feature"),
     )
-    start = 0
+    content, start = _Content(section), 0
     for block in open_reader(section.path, section.time, section.features).blocks():
-        if start + len(block.values) > survey.steps:
-            raise series_changed(section.path, "since it was surveyed")
-        array[start : start + len(block.values)] = block.values
-        start += len(block.values)
+        content.add(block)
+        stop = start + len(block.values)
+        if stop > survey.steps:
+            break
+        array[start:stop] = block.values
+        start = stop
+    if content.fingerprint != survey.fingerprint:
+        raise series_changed(section.path, "since it was surveyed")
 
 
 def series_changed(path: str, when: str) -> Refused:
@@ -294,102 +287,3 @@ class _Sums:
     def mean_std_largest(self) -> tuple[tuple[float, ...], ...]:
         std = np.sqrt(self._squares / np.maximum(self._count, 1))
         return tuple(tuple(map(float, column)) for column in (self._mean, std, self._largest))
-
-
-class _Clock:
-    """Reads times block by block and refuses what is not strictly regular, with the first offending rows."""
-
-    def __init__(self, section: SeriesSection) -> None:
-        self._section = section
-        self._row = 0
-        self._last: np.ndarray | None = None
-        self.axis = TimeAxis("index")
-
-    def read(self, block: Block) -> np.ndarray | None:
-        """The block's times as int64 microseconds or numbers `(step)`, checked; None where steps are numbered."""
-        if block.times is None or not len(block.values):
-            return None
-        times, kind = self._parsed(block.times)
-        if self._last is None:
-            self.axis = _axis(times, kind)
-        self._check(times)
-        self._row += len(times)
-        self._last = times[-1:]
-        return times
-
-    def _parsed(self, times: Any) -> tuple[np.ndarray, str]:
-        import pandas as pd
-
-        values = np.asarray(times)
-        if isinstance(values[0], str) and _TIME_OF_DAY.match(values[0]):
-            self._require(np.zeros(1, bool), times, "a time of day without its date")
-        if values.dtype.kind in "iuf":
-            self._require(np.isfinite(values), times, "a missing time")
-            return values.astype(np.float64 if values.dtype.kind == "f" else np.int64), "number"
-        if values.dtype.kind != "M":
-            with warnings.catch_warnings():  # pandas warns of what is about to be refused with its row
-                warnings.simplefilter("ignore", UserWarning)
-                parsed = pd.to_datetime(pd.Series(times), errors="coerce", utc=True)
-            values = parsed.dt.tz_localize(None).to_numpy()
-        self._require(~np.isnat(values), times, "no time that can be read")
-        return values.astype("datetime64[us]").astype(np.int64), "datetime"
-
-    def _require(self, good: np.ndarray, times: Any, what: str) -> None:
-        bad = np.flatnonzero(~good)
-        if bad.size:
-            shown = np.asarray(times)
-            self._refuse([f"row {self._row + i + 1}: {shown[i]!r}, {what}" for i in bad[:3]])
-
-    def _check(self, times: np.ndarray) -> None:
-        if self.axis.calendar is not None:
-            expected = self.axis.at(np.arange(self._row, self._row + len(times))).astype(np.int64)
-            bad, steps = np.flatnonzero(times != expected), None
-        else:
-            steps = np.diff(times, prepend=times[:1] if self._last is None else self._last)
-            tolerance = 1e-6 * abs(self.axis.step) if self.axis.kind == "number" else 0
-            wrong = (np.abs(steps - self.axis.step) > tolerance) | (steps <= 0)
-            wrong[0] &= self._last is not None
-            bad = np.flatnonzero(wrong)
-        if bad.size:
-            self._refuse([self._described(times, i, steps) for i in bad[:3]])
-
-    def _described(self, times: np.ndarray, i: int, steps: np.ndarray | None) -> str:
-        before = times[i - 1] if i else (self._last[0] if self._last is not None else times[0])
-        gap = times[i] - before if steps is None else steps[i]
-        what = "the same time again" if gap == 0 else "back in time" if gap < 0 else "another step than before"
-        return f"row {self._row + i + 1}: {self._text(times[i])} after {self._text(before)}, {what}"
-
-    def _text(self, time: Any) -> str:
-        return (
-            str(np.datetime64(int(time), "us").astype("datetime64[s]")) if self.axis.kind == "datetime" else str(time)
-        )
-
-    def _refuse(self, rows: list[str]) -> None:
-        step = np.timedelta64(int(self.axis.step), "us").astype(object) if self.axis.kind == "datetime" else None
-        raise Refused(
-            "series.time",
-            given=f"column {self._section.time!r} of {self._section.path}, first offending rows\n" + "\n".join(rows),
-            allowed=f"times in order, each once, at a regular step{f' (here {step})' if step else ''}",
-            remedy="sort the series, drop repeated rows, fill skipped steps with empty rows; write dates as "
-            "2014-01-31 13:00:00\n(or leave series.time out to number the steps)",
-        )
-
-
-def _axis(times: np.ndarray, kind: str) -> TimeAxis:
-    """The rule that the first block follows; `_Clock` holds every block to it."""
-    steps = np.diff(times)
-    if not len(steps):
-        return TimeAxis(kind, times[0].item(), 1)
-    usual = float(np.median(steps)) if kind == "number" and times.dtype.kind == "f" else int(np.median(steps))
-    calendar = _months(times) if kind == "datetime" and (steps != usual).any() else None
-    return TimeAxis(kind, times[0].item(), usual, calendar)
-
-
-def _months(times: np.ndarray) -> str | None:
-    """The pandas frequency of dates that stand at the start, or all at the end, of every k-th month."""
-    import pandas as pd
-
-    dates = pd.DatetimeIndex(times.astype("datetime64[us]"))
-    months = int(np.median(np.diff(dates.year * 12 + dates.month)))
-    anchor = "MS" if dates.is_month_start.all() else "ME" if dates.is_month_end.all() else None
-    return f"{months}{anchor}" if anchor and months > 0 else None

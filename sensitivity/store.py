@@ -19,7 +19,7 @@ from .job import Job, SensitivitySection, SeriesSection
 from .lease import LEASE, Lease, Owner, require_owner
 from .places import Place
 from .plan import Layout
-from .series import Survey, Windows, ingested, series_changed
+from .series import Survey, Windows, ingested
 from .setting import Choice
 from .versions import differences, versions
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 RESULTS, COMMITS, FAILURES, JOB = "results.zarr", "commits", "failures", "job.json"
 MODEL, WEIGHTS, SERIES = "model.keras", "model.weights.h5", "series.zarr"
-PARTS = (RESULTS, COMMITS, FAILURES, JOB, MODEL, WEIGHTS, SERIES, TUNING, LEASE)
+# job.json first: without it there is no run, and what else is left of one is removed by the next.
+PARTS = (JOB, RESULTS, COMMITS, FAILURES, MODEL, WEIGHTS, SERIES, TUNING, LEASE)
 _KEYS = {
     *("job", "identity", "fingerprints", "versions", "survey", "model", "layout", "skipped", "ingested", "choice"),
     *("model_file", "audit", "files"),
@@ -52,8 +53,8 @@ class Run:
     trust_model: bool = False
 
     @classmethod
-    def open(cls, path: Run | Place | Path | str) -> Run:
-        """The run at a folder or a URL; a run that is open already as it is.
+    def open(cls, path: Run | Place | Path | str, *, to_mend: bool = False) -> Run:
+        """The run at a folder or a URL; a run that is open already as it is. to_mend: its store may be gone.
 
         Raises `Refused` where there is none, and where its parts lie elsewhere.
         """
@@ -76,12 +77,12 @@ class Run:
                 allowed="a run directory as it was written",
                 remedy=f"restore its {JOB} from a copy, or run the job into a new run directory",
             )
-        if home.size(f"{RESULTS}/zarr.json") is None:
+        if not to_mend and home.size(f"{RESULTS}/zarr.json") is None:
             raise Refused(
                 "run directory",
-                given=f"{home}, without its {RESULTS}",
+                given=f"{home}, without its {RESULTS}/zarr.json",
                 allowed="a run directory that is whole",
-                remedy="restore it, or remove the directory and run the job again",
+                remedy=f"sensitivity verify --repair {home} restores it, and names what else is lost",
             )
         outside = home.outside((*PARTS, *(f"{RESULTS}/{name}" for name in home.names(RESULTS))))
         if outside:
@@ -188,11 +189,6 @@ class Run:
         section = self.job.series
         return ingested(section, f"{self.place}/{SERIES}") if self.content["ingested"] else section
 
-    def require_series(self, survey: Survey) -> None:
-        """Refuse to go on with a series that is not the one this run began with."""
-        if survey.fingerprint != self.survey.fingerprint:
-            raise series_changed(self.series.path, "since the run began")
-
 
 def job_seal(content: dict[str, Any]) -> str:
     """The checksum of job.json but for versions, which are compared with those here and do nothing else."""
@@ -249,7 +245,7 @@ def load_run_model(run: Run) -> keras.Model:
             "run directory",
             given=f"{run.place}, without its {name}",
             allowed="a run directory that is whole",
-            remedy="restore the file, or run the job into a new run directory",
+            remedy=f"sensitivity verify --repair {run.place} restores a file from where the job found it",
         )
     with run.place.local_copy(name) as file:
         if run.job.model.is_function:

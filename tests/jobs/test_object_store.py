@@ -73,3 +73,13 @@ def test_a_store_that_cannot_be_reached_is_refused_at_once(write_job, tmp_path, 
     assert found.exit_code == 2
     assert "series.csv (no such file)" in found.stderr
     assert place_at(f"{s3.home}/run").files() == []
+
+
+def test_what_was_heard_of_is_counted_while_the_store_is_away(write_job, s3, tmp_path):
+    file = on_s3(small_job(write_job), tmp_path, s3.home)
+    down = threading.Event()
+    with s3.failing(lambda method, path: "500" if down.is_set() and "/commits/" in path else None):
+        with after(3, down.set):
+            found = call("run", file, "--serial")
+    assert found.exit_code == 1
+    assert "stopped: 3 of 20 shards are committed" in found.stderr

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jobs.prepare import prepare
 from sensitivity import creation, template
 from sensitivity.addresses import place_at
 from sensitivity.errors import Refused
+from sensitivity.folders import Folder
+from sensitivity.integrity import require_series
 from sensitivity.job import Job
 from sensitivity.lease import LeaseLost, newest_token
 from sensitivity.store import Run
@@ -89,7 +92,7 @@ def test_a_creation_that_is_overtaken_in_the_middle_changes_nothing_of_the_other
     """It wakes up late, say, while it copies the series: the other has made the run and committed shards."""
     prepared = prepare(Job.load(write_job()), HERE)
     home, others = place_at(prepared.job.run.path), {}
-    for stage in ("_keep_model", "_keep_series", "write_template"):
+    for stage in ("_keep_model", "ingest", "write_template"):
         owner = template if stage == "write_template" else creation
         late = getattr(owner, stage)
 
@@ -169,3 +172,69 @@ def test_an_empty_job_json_is_no_run(write_job):
     home.write("job.json", b"")
     with creation.owning(home) as lease:
         assert prepared.open_or_create(lease).layout == prepared.plan.layout
+
+
+@pytest.mark.parametrize("first", ["1500-01-01", "9000-01-01", "fractions"])
+def test_times_that_are_kept_as_a_rule_are_those_of_the_series(write_job, first):
+    """Sums of 0.1 are not multiples of it, and of old dates xarray makes objects of its own."""
+    days = np.datetime64(first, "us") + np.arange(60).astype("timedelta64[D]") if first != "fractions" else None
+    run = started(write_job(series=frame(60).assign(time=np.cumsum(np.full(60, 0.1)) if days is None else days)))
+    require_series(run)
+    record = Worker(run.place).compute(run.layout.shard(0))
+    assert record.computed == 55
+    file = run.place.path / "series.zarr" / "series" / "c" / "0" / "0"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(Refused, match="verify --repair"):
+        require_series(run)
+
+
+def test_a_clean_up_that_is_interrupted_leaves_no_run_that_cannot_be_one(write_job, monkeypatch):
+    prepared = prepare(Job.load(write_job()), HERE)
+    home = place_at(prepared.job.run.path)
+    discard, calls = Folder._discard, []
+
+    def interrupted(place, name):
+        calls.append(name)
+        if len(calls) > 12:  # the first nine make room
+            raise KeyboardInterrupt
+        discard(place, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(creation, "load_run_model", lambda run: 1 / 0)
+        patch.setattr(Folder, "_discard", interrupted)
+        with pytest.raises(KeyboardInterrupt), creation.owning(home) as lease:
+            prepared.open_or_create(lease)
+    assert len(calls) > 12
+    assert home.size("model.keras")
+    with creation.owning(home) as lease:
+        assert prepared.open_or_create(lease).layout == prepared.plan.layout
+
+
+def test_files_of_others_that_look_unfinished_are_others(tmp_path):
+    home = place_at(tmp_path)
+    for name in (".mine.tmp", ".nfsnotes", ".cache.tmp/deep"):
+        home.write(name, b"precious")
+        with pytest.raises(Refused, match=name.partition("/")[0]), creation.owning(home):
+            pass
+        assert home.files() == [name]
+        home.discard(home.names())
+
+
+def test_a_creation_that_ends_while_its_store_is_away_does_not_wait_for_it(write_job, s3, monkeypatch):
+    prepared = prepare(Job.load(write_job(run={"path": f"{s3.home}/run"})), HERE)
+    down = []
+
+    def interrupted(*_):
+        down.append(len(s3.requests))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(creation, "_keep_model", interrupted)
+    with s3.failing(lambda method, path: "500" if down else None), pytest.raises(KeyboardInterrupt):
+        prepared.open_or_create()
+    assert len(s3.requests) - down[0] <= 8  # of which the client itself tries each again
+
+
+def test_a_run_path_that_is_a_link_to_nothing_is_refused(write_job, tmp_path):
+    (tmp_path / "run").symlink_to("nowhere")
+    with pytest.raises(Refused, match="a link to nothing"):
+        Job.load(write_job())

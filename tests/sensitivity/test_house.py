@@ -28,6 +28,7 @@ CHAIN = [
         "findings",
         "job",
         "readers",
+        "times",
         "series",
         "layers",
         "tracing",

@@ -12,6 +12,7 @@ import pytest
 import xarray as xr
 
 from sensitivity import folders
+from sensitivity.addresses import place_at
 from sensitivity.commits import forget, missing, read_commits
 from sensitivity.errors import Refused
 from sensitivity.folders import Folder
@@ -45,7 +46,7 @@ def run(finished, tmp_path) -> Run:
 
 
 def damages(run: Run) -> list[Damage]:
-    return [damage for part in inspect(Run.open(run.place)) for damage in part.damages]
+    return [damage for part in inspect(Run.open(run.place, to_mend=True)) for damage in part.damages]
 
 
 def every_file(run: Run) -> list[str]:
@@ -254,3 +255,28 @@ def test_what_a_disk_could_not_keep_is_not_believed_when_it_is_asked_again(run, 
             worker.compute(run.layout.shard(3))
     assert 3 not in read_commits(run)
     assert worker.compute(run.layout.shard(3)).shard == 3
+
+
+def test_a_store_that_denies_access_is_no_damage_either(run, s3):
+    """What cannot be read is not known to be bad."""
+    far = place_at(s3.home)
+    for name in run.place.files():
+        far.write(name, run.place.read(name))
+    there = Run.open(far)
+    for what, said in (("403", "privileges"), ("500", "500")):
+        with (
+            s3.failing(lambda method, path, what=what: what if "jacobian/c." in path else None),
+            pytest.raises(StoreFailed, match=said),
+        ):
+            list(inspect(there))
+    assert damages(there) == []
+
+
+def test_a_store_without_its_labels_is_restored(run, finished):
+    for name in ("results.zarr/zarr.json", "results.zarr/jacobian/zarr.json"):
+        (run.place.path / name).unlink()
+    with pytest.raises(Refused, match="verify --repair"):
+        Run.open(run.place)
+    assert repair(Run.open(run.place, to_mend=True), damages(run)) == []
+    assert damages(run) == []
+    assert len(read_commits(Run.open(run.place))) == 7

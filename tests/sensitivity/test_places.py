@@ -128,11 +128,12 @@ def test_a_place_travels_and_holds_zarr_stores(home):
 def test_what_killed_writers_left_is_swept(tmp_path):
     home = place_at(tmp_path)
     home.write("results.zarr/c.0", b"x")
-    for name in ("results.zarr/c.uuid.partial", "commits/.00000001.json.host.1.tmp"):
+    unfinished = (f"results.zarr/c.{'0' * 32}.partial", "commits/.00000001.json.host.1.89abcdef.tmp")
+    for name in (*unfinished, "download.tmp", "notes.partial", ".mine.tmp"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"half")
     home.sweep()
-    assert home.files() == ["results.zarr/c.0"]
+    assert sorted(home.files()) == [".mine.tmp", "download.tmp", "notes.partial", "results.zarr/c.0"]
 
 
 def test_a_file_system_without_links_creates_too(tmp_path, monkeypatch):

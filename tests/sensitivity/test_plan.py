@@ -14,8 +14,9 @@ from sensitivity import plan
 from sensitivity.errors import Refused
 from sensitivity.job import Job
 from sensitivity.plan import CHUNK_BYTES, MiB, Workers
-from sensitivity.series import Survey, TimeAxis
+from sensitivity.series import Survey
 from sensitivity.setting import Choice, Setting
+from sensitivity.times import TimeAxis
 
 GB = 10**9
 CHOICE = Choice(Setting("gradient", 256), "rule", 10**7)

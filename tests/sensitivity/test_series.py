@@ -13,7 +13,8 @@ from sensitivity.addresses import place_at
 from sensitivity.errors import Refused
 from sensitivity.folders import Folder
 from sensitivity.job import Scaling, SeriesSection
-from sensitivity.series import TimeAxis, Windows, first_windows, ingest, ingested, is_sliceable, open_series, survey
+from sensitivity.series import Windows, first_windows, ingest, ingested, is_sliceable, open_series, survey
+from sensitivity.times import TimeAxis
 from tests.conftest import cut, frame
 
 FORMATS = ("csv", "csv.gz", "parquet", "nc", "zarr", "npy")

@@ -373,8 +373,3 @@ def test_a_changed_copy_of_the_model_is_refused(run):
     sequential((6, 2), layers.Flatten(), layers.Dense(1, activation="tanh")).save(run.place.path / "model.keras")
     with pytest.raises(Refused, match="has changed since the run began"):
         Worker(run.place)
-
-
-def test_a_changed_series_is_refused(run):
-    with pytest.raises(Refused, match="has changed"):
-        run.require_series(replace(run.survey, fingerprint="another"))
