@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -215,5 +216,5 @@ def _damage_refused(run: str) -> Iterator[None]:
             "run directory",
             given=f"{run}, of which a chunk cannot be read ({str(error).strip()})",
             allowed="a store as it was committed",
-            remedy=f"sensitivity verify {run} names the damaged shards",
+            remedy=f"sensitivity verify {shlex.quote(run)} names the damaged shards",
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shlex
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def require_series(run: Run) -> None:
             "run directory",
             given=f"{run.place}, whose copy of the series is damaged ({damage})",
             allowed="a run directory as it was written",
-            remedy=f"sensitivity verify --repair {run.place} restores it from {run.job.series.path}",
+            remedy=f"sensitivity verify --repair {shlex.quote(str(run.place))} restores it from {run.job.series.path}",
         )
 
 
@@ -145,9 +146,7 @@ def _make_anew(run: Run, anew: Place, names: set[str]) -> None:
         write_template(anew.zarr(RESULTS), run.survey, run.windows, run.facts, run.layout)
     if any(name.startswith(f"{SERIES}/") for name in names):
         with _source_may_be_gone():
-            found = survey(run.job.series)
-            if found.fingerprint == run.survey.fingerprint:
-                ingest(run.job.series, found, anew.zarr(SERIES))
+            ingest(run.job.series, run.survey, anew.zarr(SERIES))
     if MODEL in names and not run.job.model.is_function:
         with _source_may_be_gone():
             source, name = place_of(run.job.model.path)

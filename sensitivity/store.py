@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -82,7 +83,7 @@ class Run:
                 "run directory",
                 given=f"{home}, without its {RESULTS}/zarr.json",
                 allowed="a run directory that is whole",
-                remedy=f"sensitivity verify --repair {home} restores it, and names what else is lost",
+                remedy=f"sensitivity verify --repair {shlex.quote(str(home))} restores it, and names what else is lost",
             )
         outside = home.outside((*PARTS, *(f"{RESULTS}/{name}" for name in home.names(RESULTS))))
         if outside:
@@ -245,7 +246,7 @@ def load_run_model(run: Run) -> keras.Model:
             "run directory",
             given=f"{run.place}, without its {name}",
             allowed="a run directory that is whole",
-            remedy=f"sensitivity verify --repair {run.place} restores a file from where the job found it",
+            remedy=f"sensitivity verify --repair {shlex.quote(str(run.place))} restores it from where the job found it",
         )
     with run.place.local_copy(name) as file:
         if run.job.model.is_function:
