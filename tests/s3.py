@@ -24,6 +24,7 @@ class Server:
 
     HANG = 3.0
     deaf = False  # to the condition of a conditional put
+    home = f"s3://{BUCKET}"  # a test's own part
 
     def __init__(self) -> None:
         from moto.server import DomainDispatcherApplication, create_backend_app
@@ -46,6 +47,11 @@ class Server:
         """What a client of any kind needs to know."""
         keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
         return {**keys, "AWS_ENDPOINT_URL": self.url}
+
+    @property
+    def asked(self) -> int:
+        """Requests for what is below `home`: others may live on from other tests."""
+        return sum(self.home.partition("//")[2] in path for _, path in self.requests)
 
     def close(self) -> None:
         self._server.shutdown()

@@ -211,10 +211,10 @@ def test_an_object_store_that_does_not_answer_in_time_is_asked_again(s3, monkeyp
 
 
 def test_an_object_store_that_denies_access_is_not_asked_again(s3):
-    home, before = place_at(s3.home), len(s3.requests)
+    home, before = place_at(s3.home), s3.asked
     with s3.failing(lambda method, path: "403"), pytest.raises(StoreFailed, match="403"):
         home.read("a")
-    assert len(s3.requests) == before + 1
+    assert s3.asked == before + 1
 
 
 def test_who_we_are_is_taken_from_the_environment_or_from_a_profile(s3, monkeypatch, tmp_path):
@@ -270,10 +270,10 @@ def test_a_large_object_is_fetched_part_by_part(s3, monkeypatch):
     monkeypatch.setattr(buckets, "_PART", 1000)
     home, content = place_at(s3.home), bytes(range(256)) * 10
     home.write("large", content)
-    left, before = iter([None, None, "500"]), len(s3.requests)
+    left, before = iter([None, None, "500"]), s3.asked
     with s3.failing(lambda method, path: next(left, None)), home.local_copy("large") as copy:
         assert copy.read_bytes() == content
-    assert len(s3.requests) == before + 1 + 3 + 1
+    assert s3.asked == before + 1 + 3 + 1
     with pytest.raises(FileNotFoundError), home.local_copy("none"):
         pass
 
