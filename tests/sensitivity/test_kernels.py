@@ -97,7 +97,6 @@ def test_the_chosen_kernel_equals_the_tape(name):
 @pytest.mark.parametrize(
     "setting",
     [
-        Setting("batch_jacobian", 4, experimental_use_pfor=True),
         Setting("batch_jacobian", 4, experimental_use_pfor=True, parallel_iterations=3),
         Setting("batch_jacobian", 4, experimental_use_pfor=False),
         Setting("batch_jacobian", 4, experimental_use_pfor=False, parallel_iterations=2, xla=True),

@@ -109,6 +109,12 @@ MODELS = {
 }
 
 
+ODD = {
+    *("softmax inside", "gates without a derivative", "units that see one another", "a user's cell", "stacked cells"),
+    *("convolutions", "no channel axis"),
+}
+
+
 def windows_of(count: int, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
     return np.random.default_rng(3).standard_normal((count, *shape)).astype("float32")
 
@@ -131,9 +137,10 @@ def none_sees_what_comes_later(found: np.ndarray) -> bool:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_scan_equals_the_tape(name):
+    """Without XLA only what random stacks, below, have not."""
     model, windows = MODELS[name](), windows_of(6)
     expected = tape_jacobian(model, windows)
-    for xla in (True, False):
+    for xla in (True, False) if name in ODD else (True,):
         found = scan(model, windows, xla=xla)
         assert found.shape == expected.shape
         assert worst(found, expected) < 1e-5
