@@ -50,7 +50,7 @@ class Server:
 
     @property
     def asked(self) -> int:
-        """Requests for what is below `home`: others may live on from other tests."""
+        """Requests for files below `home`, not for lists of them: others may live on from other tests."""
         return sum(self.home.partition("//")[2] in path for _, path in self.requests)
 
     def close(self) -> None:
