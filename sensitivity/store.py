@@ -246,7 +246,8 @@ def load_run_model(run: Run) -> keras.Model:
             "run directory",
             given=f"{run.place}, without its {name}",
             allowed="a run directory that is whole",
-            remedy=f"sensitivity verify --repair {shlex.quote(str(run.place))} restores it from where the job found it",
+            remedy=f"sensitivity verify --repair {shlex.quote(str(run.place))} restores what came from a .keras file;\n"
+            "a function's model is begun anew: run the job into a new run directory",
         )
     with run.place.local_copy(name) as file:
         if run.job.model.is_function:

@@ -259,7 +259,10 @@ def test_a_listing_that_misses_our_own_file_takes_nothing_from_us(home, monkeypa
     """As some file systems' may, while a heartbeat replaces it."""
     with owned(home) as mine:
         monkeypatch.setattr(type(home), "names", lambda *_: [])
+        assert newest_token(home) == 0
         mine.require()
+        mine.beat()
+        assert not mine.lost.is_set()
 
 
 def test_whoever_fails_to_own_a_run_may_try_again(home, monkeypatch):

@@ -24,6 +24,7 @@ from sensitivity.readers import open_reader
 def hurried(monkeypatch):
     monkeypatch.setenv(patience.PATIENCE, "0.3")
     monkeypatch.setattr(patience, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(patience.Patience, "_told", {})  # what other tests were told is not told again
 
 
 def test_paths_and_urls_are_told_apart(tmp_path):
