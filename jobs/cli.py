@@ -47,26 +47,35 @@ def errors_explained(command: Callable[..., Any]) -> Callable[..., Any]:
     return explained
 
 
-def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    command = click.option(
+RUN_OPTIONS = (
+    click.option("--address", metavar="A", help="An existing Ray cluster, such as auto or 10.0.0.5:6379."),
+    click.option("--serial", is_flag=True, help="One worker in this process, without Ray."),
+    click.option("--retry-failed", is_flag=True, help="Try shards again that were given up."),
+    TRUST,
+    click.option(
+        "--allow-version-change",
+        is_flag=True,
+        help="Go on with other versions of what computes numbers; it is recorded.",
+    ),
+    click.option(
+        "--autoscale", is_flag=True, help="The cluster adds nodes while workers wait: ask for all of run.workers."
+    ),
+    click.option("--log-shards", is_flag=True, help="A line of JSON a shard on stderr, in place of progress."),
+    click.option(
         "--grace",
         type=click.FloatRange(0, 86_400),
         default=GRACE_SECONDS,
         show_default=True,
         metavar="SECONDS",
         help="Time that shards in hand have to finish after SIGTERM.",
-    )(command)
-    command = click.option(
-        "--allow-version-change",
-        is_flag=True,
-        help="Go on with other versions of what computes numbers; it is recorded.",
-    )(command)
-    command = TRUST(command)
-    command = click.option("--retry-failed", is_flag=True, help="Try shards again that were given up.")(command)
-    command = click.option("--serial", is_flag=True, help="One worker in this process, without Ray.")(command)
-    return click.option("--address", metavar="A", help="An existing Ray cluster, such as auto or 10.0.0.5:6379.")(
-        command
-    )
+    ),
+)
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(RUN_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -132,14 +141,21 @@ def resume(run: str, **how: Any) -> None:
 
 @main.command()
 @RUN
+@click.option("--watch", is_flag=True, help="Show it again --every so often, until the run ends.")
+@click.option(
+    "--every", type=click.FloatRange(0.1), default=5.0, show_default=True, metavar="SECONDS", help="With --watch."
+)
 @errors_explained
-def status(run: str) -> None:
-    """Shards done, failed and missing, with throughput, attempts and reasons."""
+def status(run: str, watch: bool, every: float) -> None:
+    """Shards done, failed and missing, rate and time left, workers and their settings; also while RUN is at work."""
     from sensitivity.store import Run
 
-    from .status import report
+    from .status import look
+    from .status import watch as watch_run
 
-    click.echo(report(Run.open(run)))
+    if watch:
+        sys.exit(watch_run(Run.open(run), every))
+    click.echo(look(Run.open(run)).text)
 
 
 @main.command()

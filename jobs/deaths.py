@@ -32,12 +32,13 @@ def died_by_itself(error: RayError) -> bool:
     return isinstance(error, ActorDiedError) and not error.preempted and "node has died" not in str(error)
 
 
-def was_for_memory(error: RayError, origin: ray.ObjectRef) -> bool | None:
+def was_for_memory(error: RayError, before: Origin | None) -> bool | None:
     """Whether the kernel, or Ray, killed it for want of memory; None where neither can be asked."""
     if isinstance(error, OutOfMemoryError):
         return True
+    if before is None:
+        return None
     try:
-        before: Origin = ray.get(origin, timeout=1.0)
         after = _killed_on(before.node)
     except (RayError, GetTimeoutError):
         return None

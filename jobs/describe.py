@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sensitivity.plan import Plan, human_bytes
+from sensitivity.progress import duration
 
 if TYPE_CHECKING:
     from sensitivity.audit import Audit
@@ -30,19 +31,13 @@ def _plan(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "projected memory", f"{human_bytes(plan.worker_bytes)} a worker{timing}"
     yield "of which a call", human_bytes(plan.choice.call_bytes)
     if plan.seconds is not None:
-        yield "projected time", f"{_duration(plan.seconds)} of computing"
+        yield "projected time", f"{duration(plan.seconds)} of computing"
     yield "kernel", str(plan.setting)
     yield "chosen", plan.choice.why
     for trial in sorted(plan.choice.trials, key=lambda trial: -(trial.windows_per_second or 0)):
         yield "", str(trial)
     for lost in plan.setting.lost:
         yield "lost", lost
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _audit(audit: Audit) -> Iterator[tuple[str, str]]:

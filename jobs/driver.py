@@ -9,21 +9,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sensitivity.addresses import place_at
-from sensitivity.commits import Commit, Failure, Odd, count_records, each_commit, missing, read_failures
+from sensitivity.commits import Commit, Failure, Odd, count_records, each_failure
 from sensitivity.creation import owning
+from sensitivity.errors import Refused
 from sensitivity.integrity import require_series
 from sensitivity.job import Job
 from sensitivity.lease import Lease, LeaseLost
 from sensitivity.patience import StoreFailed
-from sensitivity.plan import Workers, require_memory, worker_memory
+from sensitivity.placement import Node, place
+from sensitivity.plan import Shards, Workers, fixed_memory, require_memory, worker_memory
 from sensitivity.progress import Advance, progress
 from sensitivity.setting import Choice
+from sensitivity.standing import Keeper, Standing, stand
 from sensitivity.store import JOB, Run
 from sensitivity.versions import differences, versions
 
 from .ledger import Ledger, WorkersLost
-from .prepare import crew, kept_choice, prepare
-from .resources import Resources, hold, local, quiet
+from .prepare import kept_choice, prepare
+from .resources import hold, local, quiet
+from .shard_log import shard_log
 from .stopping import GRACE_SECONDS, Stop
 
 
@@ -32,7 +36,8 @@ class How:
     """Where shards are computed: in this process, on Ray at `address`, or on a Ray of our own.
 
     retry_failed: also those that were given up. allow_version_change: of what computes numbers. trust_model: code that
-    is stored in the model's file may run. grace: seconds that shards in hand have after SIGTERM.
+    is stored in the model's file may run. grace: seconds that shards in hand have after SIGTERM. autoscale: the cluster
+    adds nodes for workers that find no room. log_shards: a line of JSON a shard, in place of progress.
     """
 
     address: str | None = None
@@ -41,6 +46,17 @@ class How:
     allow_version_change: bool = False
     trust_model: bool = False
     grace: float = GRACE_SECONDS
+    autoscale: bool = False
+    log_shards: bool = False
+
+    def __post_init__(self) -> None:
+        if self.autoscale and (self.serial or self.address is None):
+            raise Refused(
+                "--autoscale",
+                given="no cluster" if self.address is None else "--serial",
+                allowed="a Ray cluster that adds nodes (--address)",
+                remedy="leave it out, or give the cluster's address",
+            )
 
 
 @dataclass(frozen=True)
@@ -69,12 +85,8 @@ class Summary:
 def run_job(job: Job, how: How) -> Summary:
     """Run a job, or what is missing of it. Raises `Refused` before any work; nothing but a run is left behind."""
     stop = Stop(how.grace)
-    with stop.listening(), _resources(how) as resources, owning(place_at(job.run.path)) as lease:
-        prepared = prepare(job, resources, gpu=how.serial, trust_model=how.trust_model)
-        if resources is not None:
-            from .ray_runner import require_a_node
-
-            require_a_node(prepared.plan.workers, job.run.memory_bytes)
+    with stop.listening(), _cluster(how) as nodes, owning(place_at(job.run.path)) as lease:
+        prepared = prepare(job, nodes, gpu=how.serial, trust_model=how.trust_model, autoscale=how.autoscale)
         run = _as_ours(prepared.open_or_create(lease), lease, how)
         if not lease.made and run.series != job.series:  # what workers read; the job's own was surveyed just now
             require_series(run)
@@ -84,13 +96,14 @@ def run_job(job: Job, how: How) -> Summary:
 def resume(path: Path | str, how: How) -> Summary:
     """Finish a run from its own directory."""
     stop = Stop(how.grace)
-    with stop.listening(), owning(Run.open(path).place) as lease, _resources(how) as resources:
+    with stop.listening(), owning(Run.open(path).place) as lease, _cluster(how) as nodes:
         run = _as_ours(Run.open(lease.place), lease, how)
         require_series(run)
         with quiet():
-            found = resources or local()
+            found = nodes or local()
             hold(run.job, gpu=how.serial)
-        workers = crew(run.job, run.facts, found, run.layout.shard_count)
+        needed = fixed_memory(run.facts)
+        workers = place(run.job, found, needed, run.layout.shard_count, autoscale=how.autoscale)
         return _finish(run, lease, _choice(run, workers, how), workers, how, stop)
 
 
@@ -117,15 +130,15 @@ def _choice(run: Run, workers: Workers, how: How) -> Choice:
 
 
 @contextlib.contextmanager
-def _resources(how: How) -> Iterator[Resources | None]:
-    """The resources of the cluster asked for; None: this machine's, where Ray is started once it is needed."""
+def _cluster(how: How) -> Iterator[list[Node] | None]:
+    """The nodes of the cluster asked for; None: this machine, where Ray is started once it is needed."""
     if how.address is None or how.serial:
         yield None
         return
-    from .ray_runner import session
+    from .ray_session import session
 
-    with session(how.address) as resources:
-        yield resources
+    with session(how.address) as nodes:
+        yield nodes
 
 
 @dataclass
@@ -144,7 +157,8 @@ class _Tally:
 
     def add(self, outcome: Commit | Failure) -> None:
         if isinstance(outcome, Failure):
-            self.failed.append(outcome)
+            if outcome.given_up:
+                self.failed.append(_without_traceback(outcome))
             return
         self.committed += 1
         self.odd.discard(outcome.shard)
@@ -170,31 +184,33 @@ class _End:
 
 def _finish(run: Run, lease: Lease, choice: Choice, workers: Workers, how: How, stop: Stop) -> Summary:
     odd: list[Odd] = []
-    done = {record.shard: record.stop - record.start for record in each_commit(run, odd.append)}
+    standing = stand(run, odd.append)
     for record in odd:
         say(str(record))
-    failures = {shard: failure for shard, failure in read_failures(run).items() if shard not in done}
+    done = standing.tally.shards
+    failures = {one.shard: _without_traceback(one) for one in each_failure(run) if not standing.done[one.shard]}
     left = {} if how.retry_failed else {i: failure for i, failure in failures.items() if failure.given_up}
-    todo = missing(run, {*done, *left})
+    todo = _to_compute(run, standing, list(left))
     total = run.layout.shard_count
     given_up = f", {len(left):,} given up earlier" if left else ""
-    say(f"{len(done):,} of {total:,} shards are committed, {len(todo):,} to compute{given_up}")
+    say(f"{done:,} of {total:,} shards are committed, {len(todo):,} to compute{given_up}")
     tally, end = _Tally(odd={record.shard for record in odd}, failed=list(left.values())), _End()
     if todo:
         ledger = Ledger(todo, failures)
         if lease.token > 1:
             run.place.sweep()
-        with progress(run.layout.windows, sum(done.values())) as advance:
+        shown = progress(run.layout.windows, standing.tally.windows, quiet=how.log_shards)
+        with contextlib.closing(Keeper(run, standing)) as keeper, shown as advance:
             outcomes = _outcomes(run, lease, ledger, choice, workers, how, stop)
-            end = _hear_all(outcomes, tally, advance, stop)
-    after = len(done) + tally.committed
+            end = _hear_all(_watched(outcomes, keeper, how), tally, advance, stop)
+    after = done + tally.committed
     if end.why is None:
         end = _changed(run, after + len(tally.odd))
     else:
         after = _committed(run, after)
     return Summary(
         run=run,
-        already=len(done),
+        already=done,
         done=after,
         failed=tuple(tally.failed),
         shards=total,
@@ -204,6 +220,30 @@ def _finish(run: Run, lease: Lease, choice: Choice, workers: Workers, how: How, 
         stopped=end.why,
         intact=end.intact,
     )
+
+
+def _to_compute(run: Run, standing: Standing, left: list[int]) -> Shards:
+    done = standing.done.copy()
+    done[left] = True
+    return Shards(run.layout, (~done).nonzero()[0])
+
+
+def _without_traceback(failure: Failure) -> Failure:
+    """What is held of it here: its record has the rest."""
+    return replace(failure, traceback="")
+
+
+def _watched(
+    outcomes: Generator[Commit | Failure, None, None], keeper: Keeper, how: How
+) -> Generator[Commit | Failure, None, None]:
+    """The same outcomes, logged and kept count of."""
+    log = shard_log(how.log_shards)
+    with contextlib.closing(outcomes):
+        for outcome in outcomes:
+            log(outcome)
+            if isinstance(outcome, Commit):
+                keeper.heard(outcome.shard)
+            yield outcome
 
 
 def _hear_all(outcomes: Generator[Commit | Failure, None, None], tally: _Tally, advance: Advance, stop: Stop) -> _End:
@@ -238,7 +278,7 @@ def _committed(run: Run, known: int) -> int:
     """After an interruption, a shard may have been committed unheard."""
     here = replace(run, place=run.place.once())
     try:
-        return known if count_records(here) == known else sum(1 for _ in each_commit(here))
+        return known if count_records(here) == known else stand(here).tally.shards
     except OSError:
         return known
 
@@ -252,10 +292,16 @@ def _outcomes(
         with stop.at_work():
             yield from run_serial(run, ledger, choice, workers, stop)
         return
-    from .ray_runner import run_on_ray, session
+    from .ray_runner import run_on_ray
+    from .ray_session import nodes, session
+    from .roster import Demand
 
+    joined = how.address is not None
+    demand = Demand(
+        workers, nodes, joined=joined, grows=joined and run.job.run.workers == "auto", comes_later=how.autoscale
+    )
     with session(how.address, workers), stop.at_work():
-        yield from run_on_ray(run, ledger, choice, workers, lease, stop)
+        yield from run_on_ray(run, ledger, choice, demand, lease, stop)
 
 
 def say(text: str) -> None:

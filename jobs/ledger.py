@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import traceback
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -87,26 +87,36 @@ _ACCOUNT = ("Graph execution error", "Detected at node", "<stack traces", "Trace
 class Ledger:
     """Shards in order; those that failed again at the end, until their attempts are used up.
 
-    failures: of earlier runs, whose attempts count.
+    Holds those that were tried; others are counted. failures: of earlier runs, whose attempts count.
     """
 
-    def __init__(self, shards: Iterable[Shard], failures: Mapping[int, Failure] | None = None) -> None:
+    def __init__(self, shards: Collection[Shard], failures: Mapping[int, Failure] | None = None) -> None:
         before = failures or {}
-        self._waiting = deque(Attempt.after(shard, before.get(shard.index)) for shard in shards)
+        self._new = (Attempt.after(shard, before.get(shard.index)) for shard in shards)
+        self._untried = len(shards)
+        self._returned: deque[Attempt] = deque()
+        self._failed: deque[Attempt] = deque()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._returned) + self._untried + len(self._failed)
 
     def take(self, worker: str | None = None) -> Attempt | None:
         """The next attempt, or None while nothing waits; for a named `worker`, the next that did not fail there.
 
         So one broken worker cannot use up the attempts of every shard.
         """
-        for i, attempt in enumerate(self._waiting):
-            if worker is None or worker not in attempt.failed_at:
-                del self._waiting[i]
-                return attempt
-        return None
+        found = _first(self._returned, worker)
+        if found is None and self._untried:
+            self._untried -= 1
+            return next(self._new)
+        return found or _first(self._failed, worker)
+
+    def take_again(self, shard: Shard) -> Attempt | None:
+        """The next attempt at a shard that has just failed, out of turn; None where it is given up."""
+        found = next((attempt for attempt in self._failed if attempt.shard == shard), None)
+        if found is not None:
+            self._failed.remove(found)
+        return found
 
     def give_back(self, attempt: Attempt, worker: str | None = None) -> None:
         """An attempt that never began, or ended through no fault of its shard: it does not count.
@@ -114,7 +124,7 @@ class Ledger:
         worker: where it ended, so that others are asked first.
         """
         failed_at = attempt.failed_at | ({worker} if worker else set())
-        self._waiting.appendleft(replace(attempt, failed_at=failed_at))
+        self._returned.appendleft(replace(attempt, failed_at=failed_at))
 
     def fail(self, attempt: Attempt, trouble: Trouble, worker: str = "") -> Failure:
         """Count a failed attempt: the shard will be tried again, or is given up."""
@@ -123,7 +133,7 @@ class Ledger:
         is_last = raised >= ATTEMPTS or deaths >= DEATHS
         if not is_last:
             failed_at = attempt.failed_at | {worker}
-            self._waiting.append(Attempt(shard, attempt.number + 1, failed_at, raised, deaths))
+            self._failed.append(Attempt(shard, attempt.number + 1, failed_at, raised, deaths))
         return Failure(
             shard=shard.index,
             start=shard.start,
@@ -136,3 +146,12 @@ class Ledger:
             raised=raised,
             deaths=deaths,
         )
+
+
+def _first(waiting: deque[Attempt], worker: str | None) -> Attempt | None:
+    """Take the first that did not fail at a worker."""
+    for i, attempt in enumerate(waiting):
+        if worker is None or worker not in attempt.failed_at:
+            del waiting[i]
+            return attempt
+    return None

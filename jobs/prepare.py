@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sensitivity.addresses import place_at
 from sensitivity.creation import Beginning, create, require_free
-from sensitivity.errors import Refused
 from sensitivity.job import Job, SensitivitySection
 from sensitivity.lease import Lease
+from sensitivity.placement import Node, place
 from sensitivity.plan import (
     Layout,
     Plan,
@@ -18,8 +19,6 @@ from sensitivity.plan import (
     count_windows,
     cut,
     fixed_memory,
-    human_bytes,
-    place,
     plan_run,
     worker_memory,
 )
@@ -27,7 +26,7 @@ from sensitivity.series import Survey, Windows, first_windows, survey
 from sensitivity.setting import Choice
 from sensitivity.store import JOB, Run, identity, require_same
 
-from .resources import Resources, hold, local, quiet
+from .resources import hold, local, quiet
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,11 +53,18 @@ class Prepared(Beginning):
         return run
 
 
-def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False, trust_model: bool = False) -> Prepared:
+def prepare(
+    job: Job,
+    nodes: Sequence[Node] | None = None,
+    *,
+    gpu: bool = False,
+    trust_model: bool = False,
+    autoscale: bool = False,
+) -> Prepared:
     """Survey the series, load the model, time kernels, plan, audit. Raises `Refused`; writes nothing.
 
-    resources: of the cluster to run on; None: this machine's. gpu: this process computes, so it may take a GPU.
-    trust_model: code that is stored in the model's file may run.
+    nodes: of the cluster to run on; None: this machine. gpu: this process computes, so it may take a GPU. trust_model:
+    code that is stored in the model's file may run. autoscale: nodes are added for workers that find no room.
     """
     home = place_at(job.run.path)
     resume = bool(home.size(JOB))
@@ -74,8 +80,8 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False, 
         from sensitivity.model import Target, describe
         from sensitivity.tuning import FEW, by_rule, room_in
 
-        here = resources is None
-        resources = resources or local()
+        here = nodes is None
+        nodes = nodes or local()
         hold(job, gpu=gpu)
     model = load_model(job.model, job.directory, job.run.dtype, trust=trust_model)
     require_stateless(model)
@@ -83,7 +89,8 @@ def prepare(job: Job, resources: Resources | None = None, *, gpu: bool = False, 
     facts = describe(model, job.windows, len(found.features), of=asked.of, dtype=job.run.dtype, **asked.selection)
     known = fingerprint(model)
     free = None if resume else home.free_bytes()
-    layout, workers = lay_out(job, found, facts, resources)
+    layout = lay_out(job, found, facts)
+    workers = place(job, nodes, fixed_memory(facts), layout.shard_count, autoscale=autoscale)
     target = Target(model, facts, job.sensitivity.of)
     knows = here and (gpu or not workers.gpus)  # workers are of this process's kind
     room = room_in(workers, facts, layout, limited=False)  # this process's own size is none of the workers'
@@ -126,30 +133,9 @@ def _chosen(job: Job, target: Target, windows: np.ndarray, room: Room, plan: Pla
     return tune(job.sensitivity, target, windows, room, plan.layout.chunk_windows, share)
 
 
-def lay_out(job: Job, found: Survey, facts: ModelFacts, resources: Resources) -> tuple[Layout, Workers]:
+def lay_out(job: Job, found: Survey, facts: ModelFacts) -> Layout:
     windows = count_windows(found.steps, facts.length, job.windows.stride).count
-    layout = cut(windows, bytes_per_window(facts), facts.output_steps, job.run.shard_windows)
-    return layout, crew(job, facts, resources, layout.shard_count)
-
-
-def crew(job: Job, facts: ModelFacts, resources: Resources, shards: int) -> Workers:
-    """The job's workers: left to us, no more than there are shards and than have room to work."""
-    workers = place(job, resources.cpus, resources.gpus, resources.memory)
-    needed = fixed_memory(facts)
-    count = min(workers.count, shards)
-    if job.run.workers == "auto" and job.run.memory_bytes is None:
-        count = max(1, min(count, resources.memory // (2 * needed)))
-    workers = replace(workers, count=count, memory=job.run.memory_bytes or resources.memory // count)
-    if job.run.memory_bytes is None and resources.node is not None:
-        workers = replace(workers, memory=min(workers.memory, resources.node))
-    if workers.memory <= needed:
-        raise Refused(
-            "run.memory_per_worker",
-            given=f"{human_bytes(workers.memory)} for each of {workers.count} workers",
-            allowed=f"more than {human_bytes(needed)}, what TensorFlow and the model take before any window",
-            remedy="give workers more memory, or run fewer of them",
-        )
-    return workers
+    return cut(windows, bytes_per_window(facts), facts.output_steps, job.run.shard_windows)
 
 
 def kept_choice(run: Run, wanted: SensitivitySection, workers: Workers, knows: bool) -> Choice | None:

@@ -7,32 +7,22 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from sensitivity import machine
 from sensitivity.errors import Refused
 from sensitivity.job import Job
+from sensitivity.placement import Node
 from sensitivity.plan import Workers
 
 MEMORY_SHARE = 0.8  # of what is there: Ray's own monitor kills workers beyond 0.95 of a node
 
 
-@dataclass(frozen=True)
-class Resources:
-    """Cores, GPUs and bytes of memory that workers may have, all together. node: bytes on the largest node."""
-
-    cpus: int
-    gpus: int
-    memory: int
-    node: int | None = None
-
-
-def local() -> Resources:
-    """This machine's, GPUs as TensorFlow sees them."""
+def local() -> list[Node]:
+    """This machine, its GPUs as TensorFlow sees them."""
     import tensorflow as tf
 
     gpus = len(tf.config.list_physical_devices("GPU"))
-    return Resources(machine.cores(), gpus, int(machine.available_memory() * MEMORY_SHARE))
+    return [Node(machine.cores(), gpus, int(machine.available_memory() * MEMORY_SHARE))]
 
 
 def hold(job: Job, *, gpu: bool) -> None:

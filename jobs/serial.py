@@ -34,5 +34,4 @@ def run_serial(
         except Exception as error:
             outcome = ledger.fail(attempt, Trouble.of(error))
             record_failure(run, outcome)
-        if isinstance(outcome, Commit) or outcome.given_up:
-            yield outcome
+        yield outcome

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from sensitivity.commits import Commit, Failure, Odd, each_commit, read_failures
+from sensitivity.commits import Failure, Odd, each_failure
 from sensitivity.lease import owner
 from sensitivity.plan import human_bytes
-from sensitivity.setting import Setting
+from sensitivity.progress import duration
+from sensitivity.standing import stand
 from sensitivity.store import RESULTS, Run
+from sensitivity.tally import SHOWN, Tally
 from sensitivity.versions import differences
 
 from .driver import Summary, say
 
 DONE, INCOMPLETE = 0, 1
-SHOWN = 20
+WORKERS_SHOWN = 10
 
 
 def conclude(summary: Summary) -> int:
@@ -23,7 +27,7 @@ def conclude(summary: Summary) -> int:
     place = summary.run.place
     if summary.computed:
         say(f"computed {summary.computed:,} windows at {summary.rate:,.0f} windows/s")
-    for line in _not_finite(summary.not_finite):
+    for line in _not_finite(summary.not_finite, len(summary.not_finite)):
         say(line)
     for failure in summary.failed[:5]:
         say(_failure(failure))
@@ -48,62 +52,89 @@ def resume_command(place: object, *, retry_failed: bool = False) -> str:
     return f"sensitivity resume {shlex.quote(str(place))}{' --retry-failed' if retry_failed else ''}"
 
 
-def _not_finite(by_shard: dict[int, int]) -> list[str]:
+def _not_finite(by_shard: Mapping[int, int], shards: int) -> list[str]:
     lines = [f"shard {i}: {count:,} derivatives are NaN or infinite" for i, count in list(by_shard.items())[:SHOWN]]
-    more = len(by_shard) - len(lines)
+    more = shards - len(lines)
     return [*lines, f"and in {more:,} shards more"] if more else lines
 
 
-def report(run: Run) -> str:
+@dataclass(frozen=True)
+class View:
+    """Where a run stands, in words. at_work: a driver is."""
+
+    text: str
+    complete: bool
+    at_work: bool
+
+
+def look(run: Run) -> View:
+    """Shards done, failed and missing; rate and time left; workers and their settings; from records alone."""
     odd: list[Odd] = []
-    commits = {record.shard: record for record in each_commit(run, odd.append)}
-    failures = {i: failure for i, failure in read_failures(run).items() if i not in commits}
-    given_up = sum(failure.given_up for failure in failures.values())
-    layout = run.layout
-    done = sum(record.stop - record.start for record in commits.values())
-    waiting = layout.shard_count - len(commits) - given_up
+    standing = stand(run, odd.append)
+    failures = [failure for failure in each_failure(run) if not standing.done[failure.shard]]
+    given_up = sum(failure.given_up for failure in failures)
+    layout, tally, driver = run.layout, standing.tally, owner(run.place)
+    waiting = layout.shard_count - tally.shards - given_up
     lines = [
         ("run", str(run.place)),
-        ("driver", str(owner(run.place) or "none at work")),
-        ("shards", f"{len(commits):,} done, {given_up:,} failed, {waiting:,} missing, of {layout.shard_count:,}"),
-        ("windows", f"{done:,} of {layout.windows:,} committed, {run.skipped:,} skipped for gaps in the series"),
+        ("driver", str(driver or "none at work")),
+        ("shards", f"{tally.shards:,} done, {given_up:,} failed, {waiting:,} missing, of {layout.shard_count:,}"),
+        (
+            "windows",
+            f"{tally.windows:,} of {layout.windows:,} committed, {run.skipped:,} skipped for gaps",
+        ),
     ]
     for change in run.content.get("version_changes", []):
         lines += [("versions", f"changed: {text}") for text in differences(change["from"], change["to"])]
-    if commits:
-        lines += _from_records(list(commits.values()))
+    if tally.shards:
+        lines += [*_pace(run, tally, at_work=driver is not None), *_from_records(tally)]
     lines += [("odd", str(record)) for record in odd[:SHOWN]]
-    lines += [("failed", _failure(failure)) for failure in list(failures.values())[:SHOWN]]
+    lines += [("failed", _failure(failure)) for failure in failures[:SHOWN]]
     if len(failures) > SHOWN:
         lines.append(("", f"and {len(failures) - SHOWN:,} more, in {run.place}/failures"))
-    if len(commits) < layout.shard_count:
+    if tally.shards < layout.shard_count and driver is None:
         lines.append(("to go on", resume_command(run.place, retry_failed=not waiting)))
-    return "\n".join(f"{name:10} {value}" for name, value in lines)
+    text = "\n".join(f"{name:10} {value}" for name, value in lines)
+    return View(text, tally.shards == layout.shard_count, driver is not None)
 
 
-def _from_records(records: list[Commit]) -> list[tuple[str, str]]:
-    computed, seconds = sum(r.computed for r in records), sum(r.seconds for r in records)
-    workers = {(r.host, r.pid) for r in records}
-    attempts = Counter(r.attempt for r in records)
-    settings = Counter(Setting.from_json(r.setting) for r in records)
+def _pace(run: Run, tally: Tally, *, at_work: bool) -> list[tuple[str, str]]:
+    """Of the driver that is or was the last at work."""
+    last = tally.sessions[max(tally.sessions)]
+    lines = [("rate", f"{last.rate:,.0f} windows/s over {duration(last.finished - last.started)}")]
+    left = run.layout.windows - tally.windows
+    if left and at_work and last.windows:
+        took = max(time.time(), last.finished) - last.started
+        lines.append(("time left", duration(left * took / last.windows)))
+    return lines
+
+
+def _from_records(tally: Tally) -> list[tuple[str, str]]:
     lines = [
-        (
-            "throughput",
-            f"{computed / seconds if seconds else 0:,.0f} windows/s a worker, {len(workers)} workers so far",
-        ),
-        ("attempts", ", ".join(f"{count:,} shards at attempt {number}" for number, count in sorted(attempts.items()))),
+        ("attempts", ", ".join(f"{n:,} shards at attempt {number}" for number, n in sorted(tally.attempts.items()))),
         (
             "memory",
-            f"{human_bytes(max(r.peak_memory for r in records))} at most in one worker, "
-            f"{human_bytes(max(r.projected_memory for r in records))} projected",
+            f"{human_bytes(tally.peak_memory)} at most in one worker, {human_bytes(tally.projected_memory)} projected",
         ),
     ]
-    for setting, count in settings.most_common():
+    for setting, count in tally.settings.most_common():
         lines += [("setting", f"{setting}: {count:,} shards"), *(("", f"lost: {what}") for what in setting.lost)]
-    lines += [("chosen", why) for why in {r.why: None for r in records if r.why}]
-    return lines + [
-        ("not finite", line) for line in _not_finite({r.shard: r.not_finite for r in records if r.not_finite})
-    ]
+    lines += [("chosen", why) for why in tally.reasons]
+    lines += [("workers", f"{len(tally.workers):,} so far"), *_workers(tally)]
+    return lines + [("not finite", line) for line in _not_finite(tally.not_finite, tally.not_finite_shards)]
+
+
+def _workers(tally: Tally) -> list[tuple[str, str]]:
+    """Those heard of last."""
+    settings = {setting: f"setting {i}, " for i, (setting, _) in enumerate(tally.settings.most_common(), 1)}
+    latest = sorted(tally.workers.items(), key=lambda one: -one[1][0].finished)[:WORKERS_SHOWN]
+    lines = []
+    for (host, pid), (pace, setting) in latest:
+        which = settings[setting] if len(settings) > 1 else ""
+        ago = duration(max(0.0, time.time() - pace.finished))
+        lines.append(("", f"{host}:{pid}  {pace.shards:,} shards, {pace.rate:,.0f} windows/s, {which}last {ago} ago"))
+    more = len(tally.workers) - len(latest)
+    return [*lines, ("", f"and {more:,} more")] if more else lines
 
 
 def _failure(failure: Failure) -> str:
@@ -111,3 +142,18 @@ def _failure(failure: Failure) -> str:
     windows = f"windows {failure.start}–{failure.stop - 1}"
     again = "" if failure.given_up else ", to be tried again"
     return f"shard {failure.shard} ({windows}), {failure.attempts} attempts on {failure.host}{again}: {reason}"
+
+
+def watch(run: Run, seconds: float) -> int:
+    """Show the report again and again on a terminal, until no driver is at work; the exit status."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(), auto_refresh=False) as live:
+        while True:
+            view = look(run)
+            live.update(Text(view.text), refresh=True)
+            if not view.at_work:
+                return DONE if view.complete else INCOMPLETE
+            time.sleep(seconds)

@@ -193,6 +193,22 @@ class Bucket(Place):
         found = self._head(name)
         return found and f"{found['e_tag']} {found['version']} {found['last_modified']} {found['size']}"
 
+    def _versions(self, folder: str, names: list[str] | None) -> dict[str, str]:
+        """A listing tells the same of a file each time, but not the same as asking for that file."""
+        import obstore
+
+        versions: dict[str, str] = {}
+        wanted, last = (None, "") if names is None else (set(names), names[-1])
+        before = f"{folder}/{names[0][:-1]}" if names else None
+        with _said_by_the_store():
+            for batch in obstore.list(self._store, f"{folder}/", offset=before):
+                entries = {entry["path"].rpartition("/")[2]: entry for entry in batch}
+                some = entries if wanted is None else entries.keys() & wanted
+                versions |= {name: f"{entries[name]['e_tag']} {entries[name]['size']}" for name in some}
+                if wanted is not None and max(entries, default="") >= last:
+                    break
+        return versions
+
     def _discard(self, name: str) -> None:
         import obstore
 

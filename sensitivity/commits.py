@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -81,7 +81,8 @@ class Failure:
 
 
 SUM_BYTES = 4
-_NAME = re.compile(r"[0-9]{8}\.json")
+_NAME = re.compile(r"[0-9]{8,}\.json")
+_CHUNK = re.compile(r"c\.(\d+)\.(\d+)(?:\.0)+")
 _COMMIT, _FAILURE = TypeAdapter(Commit), TypeAdapter(Failure)
 
 
@@ -152,6 +153,27 @@ def chunk_keys(run: Run, shard: Shard) -> Iterator[str]:
     yield f"prediction/c.{shard.index}.0.0"
 
 
+class Chunks:
+    """Which chunks were there when the store was listed."""
+
+    def __init__(self, run: Run) -> None:
+        layout = run.layout
+        self._layout, self._steps = layout, -(-run.content["model"]["output_steps"] // layout.chunk_steps)
+        self._jacobian = np.zeros((-(-layout.windows // layout.chunk_windows), self._steps), bool)
+        self._prediction = np.zeros((layout.shard_count, 1), bool)
+        for array, there in (("jacobian", self._jacobian), ("prediction", self._prediction)):
+            for name in run.place.names(f"{RESULTS}/{array}"):
+                found = _CHUNK.fullmatch(name)
+                if found and (index := (int(found[1]), int(found[2]))) < there.shape and index[1] < there.shape[1]:
+                    there[index] = True
+
+    def hold(self, first: int, stop: int) -> bool:
+        """Whether every chunk of shards `[first, stop)` was there."""
+        size, chunk = self._layout.shard_windows, self._layout.chunk_windows
+        chunks = slice(first * size // chunk, -(-min(stop * size, self._layout.windows) // chunk))
+        return bool(self._prediction[first:stop].all() and self._jacobian[chunks].all())
+
+
 def chunk_checksum(chunk: bytes) -> str | None:
     """The CRC-32C that a chunk ends with (little endian, as Zarr's codec writes it), or None where it is not that of
     the bytes before.
@@ -200,7 +222,7 @@ def record_failure(run: Run, failure: Failure) -> None:
 
 def read_commit(run: Run, shard: Shard) -> Commit | None:
     """The shard's commit record, or None where there is none that agrees with the run and its chunks."""
-    found = read_record(run, shard, set())
+    found = read_record(run, shard)
     return found if isinstance(found, Commit) else None
 
 
@@ -216,38 +238,34 @@ class Odd:
         return f"shard {self.shard} counts as missing: {self.file}: {self.why}"
 
 
-def each_record(run: Run, *, with_chunks: bool = True) -> Iterator[Commit | Odd]:
-    """Every commit record, in order. Three listings, and one small file read a shard that is done.
+def each_record(run: Run, chunks: Chunks | None = None, shards: Iterable[int] | None = None) -> Iterator[Commit | Odd]:
+    """Commit records in order, one small file read a shard: every one that is listed, or those of some shards.
 
-    with_chunks: a record of which a chunk is gone does not count.
+    chunks: those that were there; a record of which one is gone does not count. None: they are not looked for.
     """
-    arrays = ("jacobian", "prediction") if with_chunks else ()
-    known = {f"{array}/{name}" for array in arrays for name in run.place.names(f"{RESULTS}/{array}")}
 
     def read(index: int) -> Commit | Odd | None:
-        return read_record(run, run.layout.shard(index), known if with_chunks else None)
+        is_whole = chunks is None or chunks.hold(index, index + 1)
+        return read_record(run, run.layout.shard(index), with_chunks=not is_whole)
 
-    yield from (found for found in run.place.each(read, _listed(run, COMMITS)) if found is not None)
-
-
-def each_commit(run: Run, hear: Callable[[Odd], None] | None = None) -> Iterator[Commit]:
-    """Every commit record that counts, in order. hear: is told of the others."""
-    for record in each_record(run):
-        if isinstance(record, Commit):
-            yield record
-        elif hear is not None:
-            hear(record)
+    listed = _listed(run, COMMITS) if shards is None else shards
+    yield from (found for found in run.place.each(read, listed) if found is not None)
 
 
 def read_commits(run: Run) -> dict[int, Commit]:
     """Every commit record that counts, by shard."""
-    return {record.shard: record for record in each_commit(run)}
+    return {record.shard: record for record in each_record(run, Chunks(run)) if isinstance(record, Commit)}
+
+
+def each_failure(run: Run) -> Iterator[Failure]:
+    """How shards failed, in order; torn records are passed over. Of shards that are done since, one may be left."""
+    found = run.place.each(functools.partial(_read_failure, run), _listed(run, FAILURES))
+    return (failure for failure in found if failure is not None)
 
 
 def read_failures(run: Run) -> dict[int, Failure]:
-    """How shards failed that are not done, by shard; torn records are passed over."""
-    found = run.place.each(functools.partial(_read_failure, run), _listed(run, FAILURES))
-    return {failure.shard: failure for failure in found if failure is not None}
+    """The same, by shard."""
+    return {failure.shard: failure for failure in each_failure(run)}
 
 
 def forget(run: Run, shard: int) -> None:
@@ -261,16 +279,8 @@ def count_records(run: Run) -> int:
     return len(_listed(run, COMMITS))
 
 
-def missing(run: Run, done: Iterable[int]) -> list[Shard]:
-    committed = set(done)
-    return [shard for shard in run.layout.shards() if shard.index not in committed]
-
-
-def read_record(run: Run, shard: Shard, known: set[str] | None = None) -> Commit | Odd | None:
-    """A shard's record, whether it counts or not.
-
-    known: chunks that are there; others are looked for. None: none is.
-    """
+def read_record(run: Run, shard: Shard, *, with_chunks: bool = True) -> Commit | Odd | None:
+    """A shard's record, whether it counts or not. with_chunks: its chunks are looked for."""
     file = _name(COMMITS, shard.index)
     try:
         content = run.place.read(file)
@@ -282,9 +292,8 @@ def read_record(run: Run, shard: Shard, known: set[str] | None = None) -> Commit
         return None
     record = _opened(content)
     why = _disagreement(run, shard, record) if record else "the record is torn" if content else "the record is empty"
-    if record and known is not None and not why:
-        unknown = (key for key in record.chunks if key not in known)
-        gone = next((key for key in unknown if run.place.size(f"{RESULTS}/{key}") is None), None)
+    if record and with_chunks and not why:
+        gone = next((key for key in record.chunks if run.place.size(f"{RESULTS}/{key}") is None), None)
         why = f"its chunk {gone} is gone" if gone else ""
     return record if record and not why else Odd(shard.index, file, why)
 
@@ -321,10 +330,20 @@ def _read_failure(run: Run, index: int) -> Failure | None:
         return None
 
 
+def record_name(index: int) -> str:
+    """What a shard's record is called in its folder."""
+    return f"{index:08d}.json"
+
+
 def _name(folder: str, index: int) -> str:
-    return f"{folder}/{index:08d}.json"
+    return f"{folder}/{record_name(index)}"
 
 
 def _listed(run: Run, folder: str) -> list[int]:
-    names = (name for name in run.place.names(folder) if _NAME.fullmatch(name))
-    return sorted(index for name in names if (index := int(name[:8])) < run.layout.shard_count)
+    return listed_shards(run.place.names(folder), run.layout.shard_count)
+
+
+def listed_shards(names: Iterable[str], count: int) -> list[int]:
+    """The shards of names such as 00000012.json, in order; others are none of ours."""
+    indices = (int(name[:-5]) for name in names if _NAME.fullmatch(name))
+    return sorted(index for index in indices if index < count)

@@ -148,7 +148,15 @@ class Folder(Place):
             found = (self.path / name).stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return f"{found.st_mtime_ns} {found.st_size}"
+        return _version_of(found)
+
+    def _versions(self, folder: str, names: list[str] | None) -> dict[str, str]:
+        here = os.fspath(self.path / folder)
+        found = {}
+        for name in self._names(folder) if names is None else names:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                found[name] = _version_of(os.stat(f"{here}/{name}"))
+        return found
 
     def _delete(self, name: str) -> None:
         path = self.path / name
@@ -195,6 +203,10 @@ class Folder(Place):
                 break
             with contextlib.suppress(OSError):  # others may have put something there since
                 folder.rmdir()
+
+
+def _version_of(found: os.stat_result) -> str:
+    return f"{found.st_mtime_ns} {found.st_size}"
 
 
 def is_unfinished(name: str) -> bool:

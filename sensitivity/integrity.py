@@ -50,7 +50,7 @@ def inspect(run: Run) -> Iterator[Inspected]:
     job.json itself was looked at when the run was opened. Raises `StoreFailed` where the store is away.
     """
     yield _inspect_beginning(run)
-    for record in each_record(run, with_chunks=False):
+    for record in each_record(run):
         yield _inspect_shard(run, record)
 
 
@@ -128,7 +128,7 @@ def repair(run: Run, damages: Iterable[Damage]) -> list[Damage]:
     """
     found = list(damages)
     for index in sorted({damage.shard for damage in found if damage.shard is not None}):
-        record = read_record(run, run.layout.shard(index))
+        record = read_record(run, run.layout.shard(index), with_chunks=False)
         if record is not None and _inspect_shard(run, record).damages:
             forget(run, index)
     if all(damage.shard is not None for damage in found):

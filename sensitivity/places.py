@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import json
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,6 +87,13 @@ class Place(ABC):
         """What is directly in a folder: files and folders, in no order; none where there is no folder."""
         return self._try(self._names, folder)
 
+    def versions(self, folder: str, names: Iterable[str] | None = None) -> dict[str, str]:
+        """What changes with the content of each file that is directly in a folder, by its name: one listing.
+
+        names: of these alone, where they are there; to be near each other in the order of names.
+        """
+        return self._try(self._versions, folder, None if names is None else sorted(names))
+
     def files(self) -> list[str]:
         """Every file at or below this place."""
         return self._try(self._files)
@@ -126,8 +135,12 @@ class Place(ABC):
         if self.at_once == 1:
             yield from map(act, items)
             return
+        left = iter(items)
         with ThreadPoolExecutor(self.at_once) as pool:
-            yield from pool.map(act, items)
+            asked = deque(pool.submit(act, item) for item in itertools.islice(left, 4 * self.at_once))
+            while asked:
+                yield asked.popleft().result()
+                asked.extend(pool.submit(act, item) for item in itertools.islice(left, 1))
 
     @abstractmethod
     def zarr(self, name: str) -> Store:
@@ -159,6 +172,8 @@ class Place(ABC):
     def _version(self, name: str) -> str | None: ...
     @abstractmethod
     def _names(self, folder: str) -> list[str]: ...
+    @abstractmethod
+    def _versions(self, folder: str, names: list[str] | None) -> dict[str, str]: ...
     @abstractmethod
     def _files(self) -> list[str]: ...
     @abstractmethod

@@ -5,10 +5,9 @@ Pure: numbers in, a `Plan` out. No TensorFlow, no Ray, no file is touched. `Refu
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from . import walks
 from .errors import Refused
@@ -17,6 +16,8 @@ from .series import Survey, Windows
 from .setting import Choice, Setting
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from .model import CallFacts, ModelFacts
 
 MiB = 1 << 20
@@ -52,13 +53,32 @@ class Layout:
         start = index * self.shard_windows
         return Shard(index, start, min(start + self.shard_windows, self.windows))
 
-    def shards(self) -> Iterator[Shard]:
-        return map(self.shard, range(self.shard_count))
+    def shards(self) -> Shards:
+        return Shards(self, range(self.shard_count))
 
     def chunks(self, shard: Shard) -> Iterator[tuple[int, int]]:
         """The shard's windows, chunk by chunk: `(start, stop)`."""
         for start in range(shard.start, shard.stop, self.chunk_windows):
             yield start, min(start + self.chunk_windows, shard.stop)
+
+
+class Shards(Sequence[Shard]):
+    """Some of a layout's shards, made when they are asked for: there may be a million of them."""
+
+    def __init__(self, layout: Layout, indices: Sequence[int] | np.ndarray) -> None:
+        self._layout, self._indices = layout, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, which: int) -> Shard: ...
+    @overload
+    def __getitem__(self, which: slice) -> Shards: ...
+    def __getitem__(self, which: int | slice) -> Shard | Shards:
+        if isinstance(which, slice):
+            return Shards(self._layout, self._indices[which])
+        return self._layout.shard(int(self._indices[which]))
 
 
 @dataclass(frozen=True)
@@ -183,52 +203,6 @@ def _even_count(shards: int) -> int:
     return -(-shards // 12) * 12 if 2 <= shards <= 8 * 12 else shards
 
 
-def place(job: Job, cpus: int, gpus: int, memory: int) -> Workers:
-    """Workers for a machine or cluster with so many cores and GPUs and so much memory (bytes) in all.
-
-    One worker per `cpus_per_worker` cores, or one per GPU share where there are GPUs; never more than fit.
-    """
-    run = job.run
-    gpu_share = (1.0 if gpus else 0.0) if run.gpus_per_worker == "auto" else float(run.gpus_per_worker)
-    if gpu_share > gpus:
-        raise Refused(
-            "run.gpus_per_worker",
-            given=f"{gpu_share:g}",
-            allowed=f"at most the {gpus} GPUs that are here",
-            remedy="lower it, set it to 0, or run on a cluster with GPUs (--address)",
-        )
-    if run.cpus_per_worker > cpus:
-        raise Refused(
-            "run.cpus_per_worker",
-            given=run.cpus_per_worker,
-            allowed=f"at most {cpus}, the cores here",
-            remedy="lower it",
-        )
-    most = cpus // run.cpus_per_worker
-    if gpu_share:
-        per_gpu = math.floor(1 / gpu_share) if gpu_share < 1 else 1
-        most = min(most, gpus * per_gpu if gpu_share < 1 else int(gpus // gpu_share))
-    if run.memory_bytes:
-        most = min(most, memory // run.memory_bytes)
-    if most < 1:
-        raise Refused(
-            "run.memory_per_worker",
-            given=run.memory_per_worker,
-            allowed=f"at most {human_bytes(memory)}, the memory here",
-            remedy="lower it",
-        )
-    if run.workers != "auto" and run.workers > most:
-        raise Refused(
-            "run.workers",
-            given=run.workers,
-            allowed=f"at most {most}, given {cpus} cores, {gpus} GPUs and {human_bytes(memory)} here "
-            f"and {run.cpus_per_worker} cores, {gpu_share:g} GPUs a worker",
-            remedy='lower it, or leave it at "auto"',
-        )
-    count = most if run.workers == "auto" else run.workers
-    return Workers(count, run.cpus_per_worker, gpu_share, run.memory_bytes or memory // count)
-
-
 # ---- projected memory ------------------------------------------------------------------------------
 
 
@@ -288,9 +262,9 @@ def room_for_a_call(memory: int, facts: ModelFacts, layout: Layout) -> int:
 
 
 def result_memory(facts: ModelFacts, layout: Layout) -> int:
-    """Bytes of one chunk of results with its copy, and of a shard's predictions."""
-    chunk = layout.chunk_windows * (2 * bytes_per_window(facts) + 4 * facts.source_size * facts.itemsize)
-    return chunk + 2 * layout.shard_windows * facts.target_size * facts.itemsize
+    """Bytes of one chunk of results with its copy while another is written, and of two shards' predictions."""
+    chunk = layout.chunk_windows * (3 * bytes_per_window(facts) + 4 * facts.source_size * facts.itemsize)
+    return chunk + 3 * layout.shard_windows * facts.target_size * facts.itemsize
 
 
 def require_memory(needed: int, setting: Setting, workers: Workers) -> None:

@@ -12,11 +12,14 @@ Advance = Callable[[int, float], None]
 
 
 @contextmanager
-def progress(total: int, done: int, what: str = "windows") -> Iterator[Advance]:
-    """Show progress over `total` windows, `done` of them from earlier.
+def progress(total: int, done: int, what: str = "windows", *, quiet: bool = False) -> Iterator[Advance]:
+    """Show progress over `total` windows, `done` of them from earlier. quiet: show nothing.
 
     Yields `advance(count, started)`: so many more, work on which began at `started` seconds since 1970.
     """
+    if quiet:
+        yield lambda count, started: None
+        return
     with (_bar if sys.stderr.isatty() else _lines)(total, done, what) as advance:
         yield advance
 
@@ -57,7 +60,8 @@ def _lines(total: int, done: int, what: str) -> Iterator[Advance]:
             said = now
             left = (total - clock.done) / clock.rate if clock.rate else float("inf")
             print(
-                f"{clock.done:,} of {total:,} {what}, {clock.rate:,.0f} {what}/s, {left:,.0f} s left", file=sys.stderr
+                f"{clock.done:,} of {total:,} {what}, {clock.rate:,.0f} {what}/s, {duration(left)} left",
+                file=sys.stderr,
             )
 
     yield advance
@@ -78,3 +82,12 @@ class _Clock:
     @property
     def rate(self) -> float:
         return self._counted / max(time.time() - self._started, 1e-9)
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from .model import ModelFacts
 
-RESULTS, COMMITS, FAILURES, JOB = "results.zarr", "commits", "failures", "job.json"
+RESULTS, COMMITS, PAGES, FAILURES, JOB = "results.zarr", "commits", "pages", "failures", "job.json"
 MODEL, WEIGHTS, SERIES = "model.keras", "model.weights.h5", "series.zarr"
 # job.json first: without it there is no run, and what else is left of one is removed by the next.
-PARTS = (JOB, RESULTS, COMMITS, FAILURES, MODEL, WEIGHTS, SERIES, TUNING, LEASE)
+PARTS = (JOB, RESULTS, COMMITS, PAGES, FAILURES, MODEL, WEIGHTS, SERIES, TUNING, LEASE)
 _KEYS = {
     *("job", "identity", "fingerprints", "versions", "survey", "model", "layout", "skipped", "ingested", "choice"),
     *("model_file", "audit", "files"),

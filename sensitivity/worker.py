@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from .series import first_windows, open_series
 from .setting import Choice
 from .store import Run, load_run_model
 from .tuning import FEW, by_rule, room_in, tune
+from .writing import AtOnce, Gate, InBackground
 
 
 class Worker:
@@ -31,6 +33,7 @@ class Worker:
     choice: the user's is kept. Else this worker takes what an earlier one of its kind has kept with the run, else a
     choice timed for its kind, else finds the fastest and keeps it for others. workers: of which this is one, with the
     memory that it may take; None: whatever is there. halvings: how often to halve its calls, for earlier workers died.
+    overlap: results are written in a thread while the next are computed.
     """
 
     def __init__(
@@ -39,10 +42,12 @@ class Worker:
         choice: Choice | None = None,
         workers: Workers | None = None,
         halvings: int = 0,
+        *,
+        overlap: bool = False,
     ) -> None:
         self.run = Run.open(run)
         self.run.require_versions()
-        self._results = Results(self.run)
+        self._results, self._writer = Results(self.run), InBackground() if overlap else AtOnce()
         self._series = open_series(self.run.series, self.run.facts.dtype)
         self._target = Target(load_run_model(self.run), self.run.facts, self.run.job.sensitivity.of)
         alone = Workers(1, self.run.job.run.cpus_per_worker, 0.0, available_memory())
@@ -82,28 +87,40 @@ class Worker:
 
     def compute(self, shard: Shard, attempt: int = 1) -> Commit:
         """Compute, write and commit one shard; a shard that is already committed is left as it is."""
-        done = read_commit(self.run, shard)
-        if done is not None:
+        return self.begin(shard, attempt).result()
+
+    def begin(self, shard: Shard, attempt: int = 1, gate: Gate | None = None) -> Future[Commit]:
+        """The same, but for the last of its results, which may still be written: the next shard may begin meanwhile.
+
+        Those of the shard before are written by then. gate: what lets them through.
+        """
+        done: Future[Commit] = Future()
+        record = read_commit(self.run, shard)
+        if record is not None:
+            done.set_result(record)
             return done
+        gate = gate or Gate()
         started = time.time()
         facts, layout = self.run.facts, self.run.layout
         prediction = np.full((shard.stop - shard.start, facts.output_steps, len(facts.outputs)), np.nan, facts.dtype)
         computed = not_finite = 0
+        written: list[Future[None]] = []
         for start, stop in layout.chunks(shard):
             block = prediction[start - shard.start : stop - shard.start]
             jacobian = np.full((*block.shape, facts.lags, facts.features), np.nan, facts.dtype)
             whole = self._differentiate(start, stop, block, jacobian)
             computed += len(whole)
             not_finite += len(whole) * jacobian[0].size - int(np.isfinite(jacobian).sum())  # others stand NaN
-            self._results.write_jacobian(start, stop, jacobian)
-        self._results.write_prediction(shard, prediction)
+            written.append(self._writer.hand_over(self._write, gate, start, stop, jacobian))
+            if len(written) > 1:
+                written[-2].result()  # or there is no sense in going on
         self._learn()
         record = Commit(
             shard=shard.index,
             start=shard.start,
             stop=shard.stop,
             job=self.run.fingerprint,
-            chunks=self._results.make_durable(shard),
+            chunks={},
             computed=computed,
             skipped=shard.stop - shard.start - computed,
             not_finite=not_finite,
@@ -111,14 +128,28 @@ class Worker:
             host=socket.gethostname(),
             pid=os.getpid(),
             started=started,
-            finished=time.time(),
+            finished=started,
             peak_memory=peak_memory(),
             setting=self.kernel.setting.to_json(),
             projected_memory=worker_memory(facts, self.choice, layout, timing=True),
             why=self.choice.why,
             token=self.run.token,
         )
-        return commit(self.run, record)
+        return self._writer.hand_over(self._finish, gate, shard, prediction, written, record)
+
+    def _write(self, gate: Gate, start: int, stop: int, jacobian: np.ndarray) -> None:
+        with gate.passed():
+            self._results.write_jacobian(start, stop, jacobian)
+
+    def _finish(
+        self, gate: Gate, shard: Shard, prediction: np.ndarray, written: list[Future[None]], record: Commit
+    ) -> Commit:
+        for chunk in written:
+            chunk.result()
+        with gate.passed(last=True):
+            self._results.write_prediction(shard, prediction)
+            chunks = self._results.make_durable(shard)
+            return commit(self.run, replace(record, chunks=chunks, finished=time.time()))
 
     def _learn(self) -> None:
         """A call that had to be made smaller is what later workers of this kind begin with."""

@@ -122,6 +122,14 @@ def cut(values: np.ndarray, length: int, stride: int = 1) -> np.ndarray:
     return np.stack([values[start : start + length] for start in starts])
 
 
+def missing(run) -> list:
+    """Shards without a commit record that counts."""
+    from sensitivity.commits import read_commits
+
+    done = read_commits(run)
+    return [shard for shard in run.layout.shards() if shard.index not in done]
+
+
 @pytest.fixture
 def write_job(tmp_path: Path) -> Callable[..., Path]:
     return job_writer(tmp_path)

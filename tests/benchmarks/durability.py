@@ -49,11 +49,11 @@ def careless() -> Iterator[None]:
 def make_runs(folder: Path) -> None:
     """The same job in two run directories, of which one has a template without checksums."""
     from jobs.prepare import prepare
-    from jobs.resources import Resources
     from sensitivity import template
     from sensitivity.job import Job
+    from sensitivity.placement import Node
 
-    prepared = prepare(Job.load(folder / "job.toml"), Resources(2, 0, 8 * 10**9))
+    prepared = prepare(Job.load(folder / "job.toml"), [Node(2, 0, 8 * 10**9)])
     for name, checked in (("careful", template.CHECKED), ("careless", ())):
         job = prepared.job.model_copy(update={"run": prepared.job.run.model_copy(update={"path": str(folder / name)})})
         with mock.patch.object(template, "CHECKED", checked):

@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 import ray
 
-from jobs import deaths, ray_runner
+from jobs import deaths
 from jobs.deaths import Origin
 from jobs.prepare import prepare
-from jobs.resources import Resources
-from jobs.stopping import Stop
-from sensitivity.errors import Refused
+from jobs.roster import Demand, Roster, Seat
 from sensitivity.job import Job
+from sensitivity.placement import Node
 from sensitivity.plan import Workers
 
 
@@ -23,12 +22,12 @@ from sensitivity.plan import Workers
     ids=["not known", "memory", "something else"],
 )
 def test_of_workers_that_die_together_one_counts(for_memory, expected):
-    crew = ray_runner._Crew(None, None, Workers(4, 1, 0, 10**9), None, Stop())
-    first, second = ([ray_runner._Seat("", None, None, None, halvings) for _ in range(4)] for halvings in (0, 1))
+    roster = Roster(None, None, Demand(Workers(4, 1, 0, 10**9), dict))
+    first, second = ([Seat("", None, halvings, ready=True) for _ in range(4)] for halvings in (0, 1))
     halvings = []
     for seat in [*first, *second]:
-        crew._halve_calls(seat, for_memory)
-        halvings.append(crew._halvings)
+        roster.halve_calls(seat, for_memory)
+        halvings.append(roster.halvings)
     assert halvings == expected
 
 
@@ -48,24 +47,16 @@ def test_a_death_is_told_from_other_losses(error, died):
 def test_a_death_for_memory_is_told_by_the_kernels_count(ray_session):
     origin = Origin.here()
     error = ray.exceptions.ActorDiedError()
-    assert deaths.was_for_memory(error, ray.put(origin)) is False
-    assert deaths.was_for_memory(error, ray.put(replace(origin, killed=origin.killed - 1))) is True
-    assert deaths.was_for_memory(error, ray.put(replace(origin, killed=None))) is None
-    assert deaths.was_for_memory(error, ray.put(replace(origin, node="0" * 56))) is None
-    assert deaths.was_for_memory(ray.exceptions.OutOfMemoryError("low"), ray.put(origin)) is True
-
-
-def test_workers_that_no_node_can_hold_are_refused(ray_session):
-    ray_runner.require_a_node(Workers(1, 1, 0, 10**9), 10**8)
-    for workers in (Workers(1, 1000, 0, 10**9), Workers(1, 1, 1000, 10**9)):
-        with pytest.raises(Refused, match="what one node has: [0-9]+ cores"):
-            ray_runner.require_a_node(workers, None)
-    with pytest.raises(Refused, match="100 TB"):
-        ray_runner.require_a_node(Workers(1, 1, 0, 10**14), 10**14)
+    assert deaths.was_for_memory(error, origin) is False
+    assert deaths.was_for_memory(error, replace(origin, killed=origin.killed - 1)) is True
+    assert deaths.was_for_memory(error, replace(origin, killed=None)) is None
+    assert deaths.was_for_memory(error, replace(origin, node="0" * 56)) is None
+    assert deaths.was_for_memory(error, None) is None
+    assert deaths.was_for_memory(ray.exceptions.OutOfMemoryError("low"), origin) is True
 
 
 def test_a_workers_memory_is_no_more_than_a_node_has(write_job):
-    even, uneven = (Resources(8, 0, 64 * 10**9, node) for node in (64 * 10**9, 16 * 10**9))
+    even, uneven = [Node(8, 0, 64 * 10**9)], [Node(2, 0, 16 * 10**9)] * 4
     job = Job.load(write_job(run={"workers": 2, "shard_windows": 10}))
     assert prepare(job, even).plan.workers.memory == 32 * 10**9
     assert prepare(job, uneven).plan.workers.memory == 16 * 10**9

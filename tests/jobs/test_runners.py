@@ -14,15 +14,15 @@ import tensorflow as tf
 import xarray as xr
 from keras import layers
 
-from jobs import ledger, ray_runner
+from jobs import crew, ledger, ray_runner, ray_session, roster
 from jobs.driver import How, resume, run_job
 from jobs.ledger import Ledger
 from jobs.prepare import prepare
-from jobs.resources import Resources
 from sensitivity.commits import read_commits, read_failures
 from sensitivity.errors import Refused
 from sensitivity.job import Job
-from sensitivity.plan import Plan
+from sensitivity.placement import Node
+from sensitivity.plan import Plan, Workers
 from sensitivity.store import Run
 from tests.conftest import cut, frame, sequential, tape_jacobian, worst
 from tests.jobs.conftest import PATIENCE, contents, rerouted, start
@@ -146,58 +146,59 @@ def test_a_shard_that_kills_every_worker_is_given_up(write_job, ray_session, tmp
 
 
 def test_workers_that_die_of_their_first_call_begin_with_a_smaller_one(write_job, ray_session, tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_runner, "was_for_memory", lambda *_: True)
+    monkeypatch.setattr(roster, "was_for_memory", lambda *_: True)
     (tmp_path / "greedy.py").write_text(
         POISON.format(harm="os.kill(os.getpid(), 9)").replace("windows.max() > 50", "len(windows) > 5")
     )
     knobs = {"kernel": "gradient", "windows_per_call": 10}
     file = write_job({"path": "greedy:build"}, run={"shard_windows": 10, "workers": 1}, sensitivity=knobs)
     run, plan = started(Job.load(file))
-    outcomes = list(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.choice, plan.workers))
+    outcomes = on_ray(run, plan, plan.workers)
     assert {(record.attempt, record.setting["windows_per_call"]) for record in outcomes} == {(1, 5)}
     assert len(outcomes) == run.layout.shard_count
 
 
+def on_ray(run: Run, plan: Plan, workers: Workers) -> list:
+    demand = roster.Demand(workers, ray_session.nodes)
+    return list(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.choice, demand))
+
+
 def started(job: Job) -> tuple[Run, Plan]:
-    prepared = prepare(job, Resources(2, 0, 8 * 10**9))
+    prepared = prepare(job, [Node(2, 0, 8 * 10**9)])
     return prepared.open_or_create(), prepared.plan
 
 
 def test_a_worker_that_ray_cannot_start_is_not_waited_for(write_job, ray_session):
     run, plan = started(Job.load(write_job(run={"shard_windows": 10})))
-    crowd = replace(plan.workers, count=5)  # on two cores
-    outcomes = list(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.choice, crowd))
+    outcomes = on_ray(run, plan, replace(plan.workers, count=5))  # on two cores
     assert len(outcomes) == run.layout.shard_count
 
 
 def test_a_shard_that_failed_everywhere_does_not_wait_for_a_worker_that_never_comes(
     write_job, ray_session, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(ray_runner, "PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr(crew, "PATIENCE_SECONDS", 3.0)
     run, plan = started(poisoned(write_job, tmp_path, 'raise RuntimeError("too much rain")', "waiting"))
-    crowd = replace(plan.workers, count=4)  # on two cores
-    outcomes = list(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.choice, crowd))
+    outcomes = on_ray(run, plan, replace(plan.workers, count=4))  # on two cores
     assert sorted(read_commits(run)) == [0, 1, 2]
-    assert [outcome.attempts for outcome in outcomes if outcome.shard == 3] == [3]
+    assert [outcome.attempts for outcome in outcomes if outcome.shard == 3] == [1, 2, 3]
 
 
 def test_a_worker_that_no_node_can_hold_is_refused(write_job, ray_session):
-    run, plan = started(Job.load(write_job()))
-    giant = replace(plan.workers, cpus=64)
-    with pytest.raises(Refused, match="64 cores"):
-        next(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.choice, giant))
+    with pytest.raises(Refused, match="at most 2, the cores of one node"):
+        run_job(Job.load(write_job(run={"cpus_per_worker": 64})), How(address="auto"))
 
 
 def test_workers_that_cannot_be_set_up_end_the_run(write_job, ray_session):
     run, plan = started(Job.load(write_job()))
     (run.place.path / "model.keras").write_bytes(b"no model")
     with pytest.raises(Refused, match="model"):
-        next(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), plan.choice, plan.workers))
+        on_ray(run, plan, plan.workers)
 
 
 def test_a_dead_address_is_refused_at_once():
     with pytest.raises(Refused, match="127.0.0.1:1"):
-        ray_runner._require_reachable("127.0.0.1:1")
+        ray_session._require_reachable("127.0.0.1:1")
 
 
 BROKEN_NODE = """
@@ -226,9 +227,9 @@ def test_one_broken_worker_does_not_use_up_the_shards(write_job, ray_session, tm
 def test_workers_are_placed_on_the_clusters_gpus(write_job, ray_session, tmp_path, monkeypatch):
     """Two logical GPUs: workers ask Ray for one each and compute on what is really there."""
     hired = []
-    options = ray_runner.ray.actor.ActorClass.options
+    options = roster.ray.actor.ActorClass.options
     monkeypatch.setattr(
-        ray_runner.ray.actor.ActorClass, "options", lambda self, **given: hired.append(given) or options(self, **given)
+        roster.ray.actor.ActorClass, "options", lambda self, **given: hired.append(given) or options(self, **given)
     )
     summary = run_job(Job.load(write_job(run={"shard_windows": 20})), How(address="auto"))
     assert summary.complete

@@ -15,19 +15,21 @@ from jobs import ray_runner
 from jobs.driver import How, resume, run_job
 from jobs.ledger import Ledger
 from jobs.prepare import prepare
-from jobs.resources import Resources
+from jobs.ray_session import nodes
+from jobs.roster import Demand
 from sensitivity import device, tuning, worker
 from sensitivity.commits import read_commits
 from sensitivity.engine import Tuned
 from sensitivity.job import Job
 from sensitivity.loading import load_file
+from sensitivity.placement import Node
 from sensitivity.plan import Workers
 from sensitivity.store import Run
 from sensitivity.worker import Worker
 from tests.conftest import FEATURES, cut, frame, sequential, tape_jacobian, worst
 
 GB = 10**9
-CLUSTER = Resources(2, 0, 8 * GB)  # of which nothing is known: its workers time kernels themselves
+CLUSTER = [Node(2, 0, 8 * GB)]  # of which nothing is known: its workers time kernels themselves
 
 
 def difference(run: Run, steps: int) -> float:
@@ -142,8 +144,8 @@ def test_a_choice_that_no_longer_fits_is_made_anew(write_job):
 @pytest.mark.parametrize("count", [1, 2])
 def test_on_ray_the_first_worker_times_and_the_others_follow(write_job, ray_session, count):
     run = prepare(Job.load(write_job(run={"shard_windows": 10})), CLUSTER).open_or_create()
-    crew = Workers(count, 1, 0, 3 * GB)
-    outcomes = list(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), run.choice, crew))
+    demand = Demand(Workers(count, 1, 0, 3 * GB), nodes)
+    outcomes = list(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), run.choice, demand))
     assert len(outcomes) == run.layout.shard_count
     assert len({str(record.setting) for record in outcomes}) == 1
     assert len(json.loads((run.place.path / "tuning.json").read_text())["settings"]) == 1

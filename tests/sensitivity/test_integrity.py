@@ -13,7 +13,7 @@ import xarray as xr
 
 from sensitivity import folders
 from sensitivity.addresses import place_at
-from sensitivity.commits import forget, missing, read_commits
+from sensitivity.commits import forget, read_commits
 from sensitivity.errors import Refused
 from sensitivity.folders import Folder
 from sensitivity.integrity import Damage, inspect, repair
@@ -21,7 +21,7 @@ from sensitivity.lease import LeaseLost, owned
 from sensitivity.patience import PATIENCE, StoreFailed
 from sensitivity.store import Run
 from sensitivity.worker import Worker
-from tests.conftest import frame
+from tests.conftest import frame, missing
 from tests.sensitivity.test_store import started
 
 
@@ -95,7 +95,7 @@ def test_a_damaged_chunk_is_found_and_its_shard_is_made_missing(run, damage, wha
     ]
     assert all(what in one.what for one in found)
     assert repair(run, found) == []
-    assert [shard.index for shard in missing(run, read_commits(run))] == shards
+    assert [shard.index for shard in missing(run)] == shards
     worker = Worker(run.place)
     for shard in shards:
         worker.compute(run.layout.shard(shard))

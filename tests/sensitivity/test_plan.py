@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sensitivity import plan
 from sensitivity.errors import Refused
 from sensitivity.job import Job
+from sensitivity.placement import Node, place
 from sensitivity.plan import CHUNK_BYTES, MiB, Workers
 from sensitivity.series import Survey
 from sensitivity.setting import Choice, Setting
@@ -137,7 +138,7 @@ def test_a_window_larger_than_a_chunk_is_split_over_output_steps():
     ],
 )
 def test_workers_are_placed_by_cores_gpus_and_memory(run, cpus, gpus, count, share):
-    workers = plan.place(job(**run), cpus, gpus, 20 * GB)
+    workers = place(job(**run), [Node(cpus, gpus, 20 * GB)], GB // 10, 100)
     assert (workers.count, workers.gpus) == (count, share)
 
 
@@ -152,7 +153,7 @@ def test_workers_are_placed_by_cores_gpus_and_memory(run, cpus, gpus, count, sha
 )
 def test_workers_that_do_not_fit_are_refused(run, key):
     with pytest.raises(Refused) as refusal:
-        plan.place(job(**run), 8, 0, 20 * GB)
+        place(job(**run), [Node(8, 0, 20 * GB)], GB // 10, 100)
     assert refusal.value.key == key
 
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.prepare import prepare
-from jobs.resources import Resources
 from sensitivity import open_run, query
 from sensitivity.errors import Refused
 from sensitivity.job import Job
+from sensitivity.placement import Node
 from sensitivity.plots import KINDS, plot
 from sensitivity.worker import Worker
 from tests.conftest import frame
@@ -105,7 +105,7 @@ def half_done(write_job):
     table = frame(60)
     table.loc[10, "rain"] = np.nan
     file = write_job(series=table, run={"shard_windows": 8})
-    run = prepare(Job.load(file), Resources(2, 0, 8 * 10**9)).open_or_create()
+    run = prepare(Job.load(file), [Node(2, 0, 8 * 10**9)]).open_or_create()
     worker = Worker(run.place)
     for index in range(5):
         worker.compute(run.layout.shard(index))

@@ -19,13 +19,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sensitivity.commits import Commit, Results, chunk_keys, commit, missing, read_commits
+from sensitivity.commits import Commit, Results, chunk_keys, commit
 from sensitivity.integrity import inspect, repair
 from sensitivity.lease import _OWNER, Lease, LeaseLost, Owner, newest_token
 from sensitivity.plan import Shard
 from sensitivity.query import open_run
 from sensitivity.store import Run
-from tests.conftest import frame, job_writer
+from tests.conftest import frame, job_writer, missing
 from tests.sensitivity.test_store import started
 
 POINTS = ("before data", "amid data", "after data", "before record", "torn record", "after record", None)
@@ -176,7 +176,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def resume(self) -> None:
         """One command goes on: what is missing is computed, and nothing else."""
-        todo = missing(self.run, read_commits(self.run))
+        todo = missing(self.run)
         assert {shard.index for shard in todo} == set(range(SHARDS)) - self.committed - self.damaged
         for shard in todo:
             compute(self.run, shard, None)

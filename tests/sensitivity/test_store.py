@@ -15,16 +15,13 @@ import xarray as xr
 from keras import layers
 
 from jobs.prepare import prepare
-from jobs.resources import Resources
 from sensitivity import store
 from sensitivity.commits import (
     Failure,
     Results,
     chunk_keys,
     commit,
-    each_commit,
     forget,
-    missing,
     read_commit,
     read_commits,
     read_failures,
@@ -35,11 +32,13 @@ from sensitivity.errors import Refused
 from sensitivity.job import Job
 from sensitivity.lease import _OWNER, Lease, LeaseLost, Owner
 from sensitivity.patience import StoreFailed
+from sensitivity.placement import Node
+from sensitivity.standing import stand
 from sensitivity.store import Run
 from sensitivity.worker import Worker
-from tests.conftest import cut, frame, sequential, tape_jacobian, worst
+from tests.conftest import cut, frame, missing, sequential, tape_jacobian, worst
 
-HERE = Resources(2, 0, 8 * 10**9)
+HERE = [Node(2, 0, 8 * 10**9)]
 
 
 def started(job_file: Path) -> Run:
@@ -140,7 +139,7 @@ def test_a_shard_is_done_only_with_its_commit_record(run):
     assert set(record.chunks) == set(chunk_keys(run, shard)) == {"jacobian/c.2.0.0.0.0", "prediction/c.2.0.0"}
     assert record.peak_memory > 10**8
     assert (run.place.path / "commits" / "00000002.json").exists()
-    assert [shard.index for shard in missing(run, read_commits(run))] == [0, 1, 3, 4, 5, 6]
+    assert [shard.index for shard in missing(run)] == [0, 1, 3, 4, 5, 6]
     dataset = xr.open_zarr(run.results)
     assert dataset["jacobian"][16:24].notnull().all()
     assert dataset["jacobian"][:16].isnull().all()
@@ -223,7 +222,7 @@ def test_a_commit_record_that_does_not_agree_counts_as_missing(run, damage):
     Worker(run.place).compute(run.layout.shard(0))
     damage(run.place.path / "commits" / "00000000.json")
     assert read_commits(run) == {}
-    assert len(missing(run, read_commits(run))) == run.layout.shard_count
+    assert len(missing(run)) == run.layout.shard_count
 
 
 def test_foreign_files_among_the_records_do_no_harm(run):
@@ -233,7 +232,7 @@ def test_foreign_files_among_the_records_do_no_harm(run):
     os.mkfifo(run.place.path / "commits" / "00000004.json")
     assert read_commits(run) == {}
     odd = []
-    assert list(each_commit(run, odd.append)) == []
+    assert stand(run, odd.append).tally.shards == 0
     assert [str(record).split(":")[0] for record in odd] == [f"shard {index} counts as missing" for index in (2, 4)]
     forget(run, 2)
     assert Worker(run.place).compute(run.layout.shard(2)).shard == 2

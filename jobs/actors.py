@@ -1,0 +1,110 @@
+"""A worker behind Ray: an actor that holds the model and its compiled kernel, and is fed shards.
+
+Only small records travel. An answer tells what has become of shards given before, for the last one may still be
+written while the next is computed.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+
+import ray
+
+from sensitivity.commits import Commit
+from sensitivity.patience import PATIENCE
+from sensitivity.plan import Shard, Workers
+from sensitivity.setting import Choice
+from sensitivity.store import Run
+from sensitivity.writing import Gate, GivenUp
+
+from .deaths import Origin
+from .ledger import Trouble
+
+Settled = list[tuple[int, Commit | Trouble | None]]  # by shard; None: it was given up to another worker, or not begun
+READY_SECONDS = 2.0
+CONTROL = "control"  # calls that are answered while a shard is computed
+
+
+class ShardWorker:
+    """A `sensitivity.worker.Worker` behind Ray."""
+
+    def __init__(self, run: Run, choice: Choice, halvings: int, bearing: float) -> None:
+        """bearing: seconds with a store that fails, as the driver has it."""
+        os.environ[PATIENCE] = str(bearing)
+        self._run, self._choice, self._halvings = run, choice, halvings
+        self._gates: dict[int, Gate] = {}
+        self._writing: dict[int, Future[Commit]] = {}
+        self._draining = False
+
+    def origin(self) -> Origin:
+        return Origin.here()
+
+    def set_up(self, workers: Workers) -> None:
+        """Load the model and compile its kernel: a call of its own, so that what goes wrong is an answer.
+
+        workers: of which this is one, with the memory that it has here.
+        """
+        from sensitivity.device import use_threads
+        from sensitivity.worker import Worker
+
+        use_threads(workers.cpus, gpu=workers.gpus > 0, share=workers.gpu_share)
+        self._worker = Worker(self._run, self._choice, workers, self._halvings, overlap=True)
+        self._worker.warm_up()
+
+    def compute(self, shard: Shard, attempt: int, held: bool = False) -> Settled:
+        """Compute a shard, and leave its last results to be written. held: nothing is written until `let`."""
+        if self._draining:
+            return [(shard.index, None), *self._settled()]
+        gate = self._gates[shard.index] = Gate(held=held)
+        try:
+            self._writing[shard.index] = self._worker.begin(shard, attempt, gate)
+        except Exception as error:
+            failed: Future[Commit] = Future()
+            failed.set_exception(error)
+            self._writing[shard.index] = failed
+        return self._settled()
+
+    def finish(self) -> Settled:
+        """Wait until everything is written."""
+        for future in self._writing.values():
+            future.exception()
+        return self._settled()
+
+    def _settled(self) -> Settled:
+        done = [index for index, future in self._writing.items() if future.done()]
+        for index in done:
+            self._gates.pop(index).close()
+        return [(index, _outcome(self._writing.pop(index))) for index in done]
+
+    @ray.method(concurrency_group=CONTROL)
+    def ready(self, index: int) -> bool:
+        """Whether there is something to be written of a shard that is held; waits for it, but not for long."""
+        gate = self._gates.get(index)
+        return gate is not None and gate.reached(READY_SECONDS)
+
+    @ray.method(concurrency_group=CONTROL)
+    def let(self, index: int) -> None:
+        """Write what was held."""
+        if index in self._gates:
+            self._gates[index].let()
+
+    @ray.method(concurrency_group=CONTROL)
+    def give_up(self, index: int) -> bool:
+        """Write no more of a shard, once a chunk in hand is written; False if nothing was left of it to write."""
+        gate = self._gates.get(index)
+        return gate is not None and gate.close()
+
+    @ray.method(concurrency_group=CONTROL)
+    def drain(self) -> None:
+        """Begin no shard any more."""
+        self._draining = True
+
+
+def _outcome(future: Future[Commit]) -> Commit | Trouble | None:
+    try:
+        return future.result()
+    except GivenUp:
+        return None
+    except Exception as error:
+        return Trouble.of(error)
