@@ -31,7 +31,7 @@ from .roster import Roster, Seat
 from .stopping import Stop
 
 DEPTH = 2
-PATIENCE_SECONDS, LOOK_SECONDS, GROW_SECONDS = 30.0, 1.0, 10.0
+PATIENCE_SECONDS, LOOK_SECONDS, GROW_SECONDS = 30.0, 1.0, 5.0
 LATE, LATE_SECONDS = 3.0, 10.0  # times the usual, and at least so long, before a shard is begun a second time
 GIVE_UP_SECONDS = 10.0  # a worker that does not even answer is ended
 Outcome = Commit | Failure

@@ -297,9 +297,10 @@ def _outcomes(
     from .roster import Demand
 
     joined = how.address is not None
-    demand = Demand(
-        workers, nodes, joined=joined, grows=joined and run.job.run.workers == "auto", comes_later=how.autoscale
-    )
+    least = None
+    if joined and run.job.run.workers == "auto":
+        least = run.job.run.memory_bytes or 2 * fixed_memory(run.facts)
+    demand = Demand(workers, nodes, joined, least, comes_later=how.autoscale)
     with session(how.address, workers), stop.at_work():
         yield from run_on_ray(run, ledger, choice, demand, lease, stop)
 

@@ -36,15 +36,20 @@ class Demand:
     """What workers to have: of that size and so many.
 
     nodes: those that are there, by Ray's id. joined: they are a cluster's, and a worker takes what memory there is for
-    it on its own. grows: workers are as many as nodes have room for at any time. comes_later: nodes are added for
-    workers that wait.
+    it on its own. least: workers are as many as nodes have room for at any time, with at least so many bytes each.
+    comes_later: nodes are added for workers that wait.
     """
 
     workers: Workers
     nodes: Callable[[], Mapping[str, Node]]
     joined: bool = False
-    grows: bool = False
+    least: int | None = None
     comes_later: bool = False
+
+    @property
+    def size(self) -> Workers:
+        """What a worker asks a node for."""
+        return self.workers if self.least is None else replace(self.workers, memory=self.least)
 
 
 @dataclass(eq=False)
@@ -87,7 +92,7 @@ class Roster:
 
     def hire(self) -> tuple[Seat, ray.ObjectRef]:
         """A new worker, and its answer where it is."""
-        size = self._demand.workers
+        size = self._demand.size
         options: dict[str, Any] = {"num_cpus": size.cpus, "num_gpus": size.gpus}
         if self._run.job.run.memory_bytes or self._is_memory_for_all:
             options["memory"] = size.memory
@@ -103,24 +108,27 @@ class Roster:
     @functools.cached_property
     def _is_memory_for_all(self) -> bool:
         """Whether Ray counts as much: it then puts no two workers where there is room for one."""
-        size = self._demand.workers
-        return sum(fit(node, size) for node in self._demand.nodes().values()) >= size.count
+        return self._places() >= self._demand.workers.count
+
+    def _places(self) -> int:
+        return sum(fit(node, self._demand.size) for node in self._demand.nodes().values())
 
     def set_up(self, seat: Seat, origin: Origin) -> ray.ObjectRef:
         """Have a worker get ready, with what memory there is for it on its node."""
         seat.origin = origin
-        size = self._demand.workers
+        here = self._demand.workers
         node = self._demand.nodes().get(origin.node) if self._demand.joined else None
-        return seat.actor.set_up.remote(replace(size, memory=memory_on(node, size)) if node else size)
+        if node is not None:
+            here = replace(here, memory=memory_on(node, self._demand.size))
+        return seat.actor.set_up.remote(here)
 
     def is_ready(self, seat: Seat) -> None:
         seat.ready, self._lost_while_starting, self._died_while_starting = True, 0, 0
 
     def count_anew(self) -> list[Seat]:
         """Have as many workers as nodes have room for now; those that wait for more."""
-        if self._demand.grows:
-            there = sum(fit(node, self._demand.workers) for node in self._demand.nodes().values())
-            self.count = max(1, there)
+        if self._demand.least is not None:
+            self.count = max(1, self._places())
         waiting = [seat for seat in self.seats if seat.origin is None]
         return waiting[: max(0, len(self.seats) - self.count)]
 

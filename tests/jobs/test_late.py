@@ -1,0 +1,92 @@
+"""Shards that take far longer than others are begun a second time elsewhere; one of the two is stored."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs import crew
+from jobs.driver import How, run_job
+from sensitivity.commits import read_commits, read_failures
+from sensitivity.integrity import inspect
+from sensitivity.job import Job
+from tests.jobs.conftest import contents
+from tests.jobs.test_runners import poisoned
+
+# What the first worker to meet the odd window does, and what the second: each writes down who it is.
+ODD = """
+first = not os.path.exists({log!r})
+        with open({log!r}, "a") as log:
+            log.write(str(os.getpid()) + "\\n")
+        {first} if first else {second}"""
+SLEEP, STOP, NOTHING = "__import__('time').sleep({})", "os.kill(os.getpid(), signal.SIGSTOP)", "None"
+
+
+def late(write_job, tmp_path: Path, name: str, first: str, second: str = NOTHING) -> tuple[Job, Path]:
+    log = tmp_path / "log"
+    harm = ODD.format(log=str(log), first=first, second=second).strip()
+    return poisoned(write_job, tmp_path, harm, name), log
+
+
+@pytest.fixture
+def hasty_crew(monkeypatch):
+    monkeypatch.setattr(crew, "LATE_SECONDS", 1.0)
+    monkeypatch.setattr(crew, "LATE", 1.0)
+    monkeypatch.setattr(crew, "GIVE_UP_SECONDS", 2.0)
+
+
+def expected(write_job, tmp_path: Path) -> dict[str, bytes]:
+    """What the store holds when nobody is late."""
+    job = poisoned(write_job, tmp_path, "pass", "in_time")
+    run = job.run.model_copy(update={"path": str(tmp_path / "in_time")})
+    assert run_job(job.model_copy(update={"run": run}), How(serial=True)).complete
+    return contents(tmp_path / "in_time")
+
+
+@pytest.mark.parametrize("first", [SLEEP.format(120), STOP], ids=["slow", "frozen"])
+def test_a_late_shard_is_taken_over(write_job, ray_session, tmp_path, hasty_crew, first):
+    wanted = expected(write_job, tmp_path)
+    job, log = late(write_job, tmp_path, f"late_{'frozen' if first == STOP else 'slow'}", first)
+    began = time.monotonic()
+    summary = run_job(job, How())
+    assert summary.complete
+    assert time.monotonic() - began < 100
+    slow, quick = map(int, log.read_text().split())
+    record = read_commits(summary.run)[3]
+    assert record.pid == quick != slow
+    assert record.attempt == 1
+    assert read_failures(summary.run) == {}
+    assert contents(tmp_path / "run") == wanted
+    assert not [damage for part in inspect(summary.run) for damage in part.damages]
+
+
+def test_of_two_the_first_is_stored(write_job, ray_session, tmp_path, hasty_crew):
+    job, log = late(write_job, tmp_path, "late_both", SLEEP.format(6), SLEEP.format(60))
+    began = time.monotonic()
+    summary = run_job(job, How())
+    assert summary.complete
+    assert time.monotonic() - began < 50
+    first, _ = map(int, log.read_text().split())
+    assert read_commits(summary.run)[3].pid == first
+
+
+def test_what_fails_at_the_second_worker_costs_nothing(write_job, ray_session, tmp_path, hasty_crew):
+    harm = "exec('raise RuntimeError(\"no rain here\")')"
+    job, log = late(write_job, tmp_path, "late_failing", SLEEP.format(8), harm)
+    summary = run_job(job, How())
+    assert summary.complete
+    assert len(log.read_text().split()) == 2
+    assert read_failures(summary.run) == {}
+    assert read_commits(summary.run)[3].attempt == 1
+
+
+def test_a_worker_that_fails_late_leaves_its_shard_to_the_second(write_job, ray_session, tmp_path, hasty_crew):
+    harm = "exec('import time; time.sleep(6); raise RuntimeError(\"no rain here\")')"
+    job, log = late(write_job, tmp_path, "late_then_failing", harm, SLEEP.format(12))
+    summary = run_job(job, How())
+    assert summary.complete
+    _, second = map(int, log.read_text().split())
+    record = read_commits(summary.run)[3]
+    assert record.pid == second
