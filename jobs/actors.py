@@ -7,6 +7,7 @@ written while the next is computed.
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import Future
 
 import ray
@@ -35,6 +36,8 @@ class ShardWorker:
         self._run, self._choice, self._halvings = run, choice, halvings
         self._gates: dict[int, Gate] = {}
         self._writing: dict[int, Future[Commit]] = {}
+        self._settled_ones: set[int] = set()
+        self._lock = threading.Lock()  # of what calls of both kinds change
         self._draining = False
 
     def origin(self) -> Origin:
@@ -54,9 +57,12 @@ class ShardWorker:
 
     def compute(self, shard: Shard, attempt: int, held: bool = False) -> Settled:
         """Compute a shard, and leave its last results to be written. held: nothing is written until `let`."""
-        if self._draining:
+        with self._lock:
+            self._settled_ones.discard(shard.index)  # another try
+            gate = self._gates.setdefault(shard.index, Gate(held=held))
+        if self._draining or gate.is_closed:
+            del self._gates[shard.index]
             return [(shard.index, None), *self._settled()]
-        gate = self._gates[shard.index] = Gate(held=held)
         try:
             self._writing[shard.index] = self._worker.begin(shard, attempt, gate)
         except Exception as error:
@@ -73,8 +79,10 @@ class ShardWorker:
 
     def _settled(self) -> Settled:
         done = [index for index, future in self._writing.items() if future.done()]
-        for index in done:
-            self._gates.pop(index).close()
+        with self._lock:
+            for index in done:
+                del self._gates[index]
+            self._settled_ones.update(done)
         return [(index, _outcome(self._writing.pop(index))) for index in done]
 
     @ray.method(concurrency_group=CONTROL)
@@ -91,8 +99,9 @@ class ShardWorker:
 
     @ray.method(concurrency_group=CONTROL)
     def give_up(self, index: int) -> bool:
-        """Write no more of a shard, once a chunk in hand is written; False if nothing was left of it to write."""
-        gate = self._gates.get(index)
+        """Do not begin a shard, or write no more of it, once a chunk in hand is written; False if it is all written."""
+        with self._lock:
+            gate = None if index in self._settled_ones else self._gates.setdefault(index, Gate())
         return gate is not None and gate.close()
 
     @ray.method(concurrency_group=CONTROL)

@@ -30,7 +30,7 @@ from .ledger import Attempt, Ledger, Trouble
 from .roster import Roster, Seat
 from .stopping import Stop
 
-DEPTH = 2
+DEPTH, FEW = 2, 8
 PATIENCE_SECONDS, LOOK_SECONDS, GROW_SECONDS = 30.0, 1.0, 5.0
 LATE, LATE_SECONDS = 3.0, 10.0  # times the usual, and at least so long, before a shard is begun a second time
 GIVE_UP_SECONDS = 10.0  # a worker that does not even answer is ended
@@ -83,7 +83,7 @@ class Crew:
             time.sleep(LOOK_SECONDS / 10)
             return []
         found, _ = ray.wait(refs, num_returns=1, timeout=LOOK_SECONDS)
-        if found and len(refs) > 1:
+        if found and len(refs) > FEW:
             found, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         return found
 
@@ -114,10 +114,8 @@ class Crew:
         attempt = seat.hand.pop(index, None)
         if attempt is None:  # another has it by now
             return
-        if copy is not None and copy.at is seat:  # its owner is still at it, and will be heard
-            del self._copies[index]
-            mine = copy.owner.hand.get(index, attempt)
-            copy.owner.hand[index] = replace(mine, failed_at=mine.failed_at | {seat.name})
+        if copy is not None and copy.at is seat:
+            yield from self._settle_copy(copy, index, outcome)
             return
         if isinstance(outcome, Commit):
             self._recent.append(outcome.seconds)
@@ -129,6 +127,14 @@ class Crew:
             yield from self._failed(seat, attempt, outcome)
         elif not self._promote(attempt):
             self._give_back(attempt)
+
+    def _settle_copy(self, copy: _Copy, index: int, outcome: Commit | Trouble | None) -> Iterator[Outcome]:
+        """What was not let write found its shard committed, or failed: its owner is still at it, and will be heard."""
+        del self._copies[index]
+        attempt = copy.owner.hand[index]
+        copy.owner.hand[index] = replace(attempt, failed_at=attempt.failed_at | {copy.at.name})
+        if isinstance(outcome, Commit):
+            yield from self._settle(copy.owner, index, outcome)
 
     def _failed(self, seat: Seat, attempt: Attempt, trouble: Trouble) -> Iterator[Outcome]:
         record = read_commit(self._run, attempt.shard)  # it may have died between its commit and its answer
@@ -168,9 +174,13 @@ class Crew:
             if attempt is None:
                 break
             self._give(seat, attempt)
-        if not seat.calls and any(index not in self._copies for index in seat.hand):
+        if not seat.calls and any(not self._is_held(seat, index) for index in seat.hand):
             seat.calls.append(None)
             self._await(seat, seat.actor.finish.remote(), self._hear_settled)
+
+    def _is_held(self, seat: Seat, index: int) -> bool:
+        copy = self._copies.get(index)
+        return copy is not None and copy.at is seat
 
     def _give(self, seat: Seat, attempt: Attempt, *, held: bool = False) -> None:
         if not seat.calls:
@@ -232,11 +242,11 @@ class Crew:
         idle = [seat for seat in self._roster.seats if seat.ready and not seat.calls and not seat.hand]
         late = [seat for seat in self._roster.seats if seat.calls and seat.since < limit]
         for owner in sorted(late, key=lambda seat: seat.since):
-            attempt = owner.hand.get(owner.current.shard.index) if owner.current else None
-            fit = [seat for seat in idle if attempt and seat.name not in attempt.failed_at]
-            if attempt and fit and attempt.shard.index not in self._copies:
-                idle.remove(fit[0])
-                self._begin_copy(owner, fit[0], attempt)
+            for attempt in [one for one in owner.hand.values() if one.shard.index not in self._copies]:
+                fit = next((seat for seat in idle if seat.name not in attempt.failed_at), None)
+                if fit is not None:
+                    idle.remove(fit)
+                    self._begin_copy(owner, fit, attempt)
 
     def _begin_copy(self, owner: Seat, seat: Seat, attempt: Attempt) -> None:
         self._copies[attempt.shard.index] = _Copy(owner, seat)

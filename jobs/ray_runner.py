@@ -38,4 +38,5 @@ def run_on_ray(
         if roster.replaced:
             run.place.sweep()
     finally:
+        metrics.tell()
         crew.dismiss()

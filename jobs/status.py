@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from sensitivity.commits import Failure, Odd, each_failure
 from sensitivity.lease import owner
 from sensitivity.plan import human_bytes
 from sensitivity.progress import duration
+from sensitivity.setting import Setting
 from sensitivity.standing import stand
 from sensitivity.store import RESULTS, Run
 from sensitivity.tally import SHOWN, Tally
@@ -117,7 +119,8 @@ def _from_records(tally: Tally) -> list[tuple[str, str]]:
             f"{human_bytes(tally.peak_memory)} at most in one worker, {human_bytes(tally.projected_memory)} projected",
         ),
     ]
-    for setting, count in tally.settings.most_common():
+    for content, count in tally.settings.most_common():
+        setting = Setting.from_json(json.loads(content))
         lines += [("setting", f"{setting}: {count:,} shards"), *(("", f"lost: {what}") for what in setting.lost)]
     lines += [("chosen", why) for why in tally.reasons]
     lines += [("workers", f"{len(tally.workers):,} so far"), *_workers(tally)]

@@ -71,6 +71,9 @@ class Shards(Sequence[Shard]):
     def __len__(self) -> int:
         return len(self._indices)
 
+    def __iter__(self) -> Iterator[Shard]:
+        return (self._layout.shard(int(index)) for index in self._indices)
+
     @overload
     def __getitem__(self, which: int) -> Shard: ...
     @overload

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .commits import Commit
-from .setting import Setting
 
 SHOWN = 20
 
@@ -38,8 +36,8 @@ class Pace:
 class Tally:
     """What commit records add up to: tallies of parts add up to that of the whole.
 
-    windows, computed, skipped: of all shards. peak_memory, projected_memory: the largest bytes of any worker.
-    attempts, settings, reasons: shards by number of the attempt, setting, and why that was chosen. workers: by host and
+    windows, computed: of all shards. peak_memory, projected_memory: the largest bytes of any worker. attempts,
+    settings, reasons: shards by number of the attempt, setting (as JSON), and why that was chosen. workers: by host and
     process, with the setting last used. sessions: by the lease's token. not_finite: derivatives of the first `SHOWN` of
     `not_finite_shards` shards that have any.
     """
@@ -50,16 +48,16 @@ class Tally:
     peak_memory: int = 0
     projected_memory: int = 0
     attempts: Counter[int] = field(default_factory=Counter)
-    settings: Counter[Setting] = field(default_factory=Counter)
+    settings: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
-    workers: Mapping[tuple[str, int], tuple[Pace, Setting]] = field(default_factory=dict)
+    workers: Mapping[tuple[str, int], tuple[Pace, str]] = field(default_factory=dict)
     sessions: Mapping[int, Pace] = field(default_factory=dict)
     not_finite: Mapping[int, int] = field(default_factory=dict)
     not_finite_shards: int = 0
 
     @classmethod
     def of(cls, record: Commit) -> Tally:
-        setting = _setting(json.dumps(record.setting, sort_keys=True))
+        setting = json.dumps(record.setting, sort_keys=True)
         pace = Pace(1, record.computed, record.started, record.finished)
         return cls(
             shards=1,
@@ -85,7 +83,7 @@ class Tally:
         plain = {name: getattr(self, name) for name in _NUMBERS}
         return plain | {
             "attempts": list(self.attempts.items()),
-            "settings": [(setting.to_json(), self.settings[setting]) for setting in settings],
+            "settings": list(self.settings.items()),
             "reasons": list(self.reasons.items()),
             "workers": [
                 (*who, *asdict(pace).values(), index[setting]) for who, (pace, setting) in self.workers.items()
@@ -96,7 +94,7 @@ class Tally:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Tally:
-        settings = [Setting.from_json(setting) for setting, _ in content["settings"]]
+        settings = [setting for setting, _ in content["settings"]]
         return cls(
             **{name: content[name] for name in _NUMBERS},
             attempts=Counter(dict(content["attempts"])),
@@ -114,15 +112,10 @@ _SUMS, _LARGEST = ("shards", "windows", "computed", "not_finite_shards"), ("peak
 _NUMBERS, _COUNTS = (*_SUMS, *_LARGEST), ("attempts", "settings", "reasons")
 
 
-@functools.lru_cache(maxsize=1000)
-def _setting(content: str) -> Setting:
-    return Setting.from_json(json.loads(content))
-
-
 def sum_up(tallies: Iterable[Tally]) -> Tally:
     """One tally of many, in any order."""
     found: dict[str, Any] = {name: Counter() for name in _COUNTS} | dict.fromkeys(_NUMBERS, 0)
-    workers: dict[tuple[str, int], tuple[Pace, Setting]] = {}
+    workers: dict[tuple[str, int], tuple[Pace, str]] = {}
     sessions: dict[int, Pace] = {}
     not_finite: dict[int, int] = {}
     for tally in tallies:
@@ -141,6 +134,6 @@ def sum_up(tallies: Iterable[Tally]) -> Tally:
     return Tally(**found, workers=workers, sessions=sessions, not_finite=first)
 
 
-def _joined(one: tuple[Pace, Setting], other: tuple[Pace, Setting]) -> tuple[Pace, Setting]:
+def _joined(one: tuple[Pace, str], other: tuple[Pace, str]) -> tuple[Pace, str]:
     latest = max(one, other, key=lambda part: part[0].finished)
     return one[0] + other[0], latest[1]

@@ -58,6 +58,10 @@ class Gate:
             self._change.notify_all()
             return self._closed
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def reached(self, seconds: float) -> bool:
         """Wait for so long until there is something to be written."""
         with self._change:

@@ -27,7 +27,12 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 import numpy as np
 
+from jobs import roster
+from jobs.deaths import Origin
+from sensitivity.commits import Commit, _sealed, chunk_keys, record_name
+
 if TYPE_CHECKING:
+    from sensitivity.plan import Shard
     from sensitivity.store import Run
 
 JOB = """
@@ -90,13 +95,55 @@ def watched() -> Iterator[Watch]:
         yield watch
 
 
-def real(file: Path) -> None:
+class Trivial:
+    """In place of `ShardWorker`: leaves the files of a shard behind and computes nothing."""
+
+    def __init__(self, run: Run, *_: object) -> None:
+        self._run = run
+
+    def origin(self) -> Origin:
+        return Origin.here()
+
+    def set_up(self, _: object) -> None: ...
+
+    def finish(self) -> list[tuple[int, Commit]]:
+        return []
+
+    def compute(self, shard: Shard, attempt: int, held: bool) -> list[tuple[int, Commit]]:
+        run, now = self._run, time.time()
+        chunks = dict.fromkeys(chunk_keys(run, shard), "00000000")
+        for key in chunks:
+            (run.place.path / "results.zarr" / key).touch()
+        setting = run.choice.setting.to_json()
+        record = Commit(
+            shard.index,
+            shard.start,
+            shard.stop,
+            run.fingerprint,
+            chunks,
+            1,
+            0,
+            0,
+            attempt,
+            "here",
+            os.getpid(),
+            now,
+            now,
+            1,
+            setting,
+            token=run.token,
+        )
+        (run.place.path / "commits" / record_name(shard.index)).write_bytes(_sealed(record))
+        return [(shard.index, record)]
+
+
+def measure(file: Path, what: str) -> None:
     from jobs.driver import How, run_job
     from sensitivity.job import Job
 
     with watched() as watch:
         summary = run_job(Job.load(file), How())
-    print(f"a run, complete: {summary.complete}: {watch.report()}")
+    print(f"{what}: complete: {summary.complete}: {watch.report()}")
     readers(summary.run)
 
 
@@ -123,9 +170,14 @@ def seconds(act: Callable[[], object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shards", type=int, default=100_000)
+    parser.add_argument("--simulated", type=int, default=1_000_000)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        real(make_job(Path(folder), given.shards))
+    if given.shards:
+        with tempfile.TemporaryDirectory() as folder:
+            measure(make_job(Path(folder), given.shards), "a run")
+    if given.simulated:
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(roster, "ShardWorker", Trivial):
+            measure(make_job(Path(folder), given.simulated), "simulated")
 
 
 if __name__ == "__main__":
