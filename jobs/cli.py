@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from sensitivity import __version__
+
 from .stopping import GRACE_SECONDS
 
 FAILED, INVALID = 1, 2
@@ -47,9 +49,12 @@ def errors_explained(command: Callable[..., Any]) -> Callable[..., Any]:
     return explained
 
 
-RUN_OPTIONS = (
-    click.option("--address", metavar="A", help="An existing Ray cluster, such as auto or 10.0.0.5:6379."),
-    click.option("--serial", is_flag=True, help="One worker in this process, without Ray."),
+def _together(*options: Callable[..., Any]) -> Callable[..., Any]:
+    """Several options as one, in the order that help shows them."""
+    return lambda command: functools.reduce(lambda made, option: option(made), reversed(options), command)
+
+
+work_options = _together(
     click.option("--retry-failed", is_flag=True, help="Try shards again that were given up."),
     TRUST,
     click.option(
@@ -70,16 +75,45 @@ RUN_OPTIONS = (
         help="Time that shards in hand have to finish after SIGTERM.",
     ),
 )
-
-
-def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(RUN_OPTIONS):
-        command = option(command)
-    return command
+run_options = _together(
+    click.option("--address", metavar="A", help="An existing Ray cluster, such as auto or 10.0.0.5:6379."),
+    click.option("--serial", is_flag=True, help="One worker in this process, without Ray."),
+    work_options,
+)
+submit_options = _together(
+    click.option("--address", metavar="URL", required=True, help="The head's dashboard, such as http://head:8265."),
+    click.option("--wait", is_flag=True, help="Show what the job says, and end as it does. Ctrl-C leaves it running."),
+    click.option(
+        "--shared",
+        multiple=True,
+        metavar="PATH",
+        help="A folder, or URL, that the cluster sees under the same path: what is below it is neither looked for here "
+        "nor sent along. May be repeated.",
+    ),
+    click.option(
+        "--code",
+        multiple=True,
+        type=click.Path(exists=True, path_type=Path),
+        help="A further module or package that the model needs. May be repeated.",
+    ),
+    click.option(
+        "--env",
+        multiple=True,
+        metavar="NAME",
+        help="A variable of this environment to pass on, such as AWS_ACCESS_KEY_ID: who sees Ray's dashboard may read "
+        "it. May be repeated.",
+    ),
+    click.option(
+        "--install",
+        is_flag=True,
+        help="Install on the nodes, with pip, what this library depends on, in the versions that are here.",
+    ),
+    work_options,
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="sensitivity-jobs", prog_name="sensitivity")
+@click.version_option(__version__, prog_name="sensitivity")
 def main() -> None:
     """Derivatives of a time-series model's every output by every input at every lag, for every window of a record.
 
@@ -115,6 +149,7 @@ def plan(job: Path, trust_model: bool) -> None:
 @main.command()
 @JOB
 @run_options
+@click.option("--copy-series", is_flag=True, help="Keep a series in a new run that workers could read where it is.")
 @errors_explained
 def run(job: Path, **how: Any) -> None:
     """Run JOB to the end; on an existing run of the same job, only what is missing."""
@@ -124,6 +159,23 @@ def run(job: Path, **how: Any) -> None:
     from .status import conclude
 
     sys.exit(conclude(run_job(Job.load(job), How(**how))))
+
+
+@main.command()
+@JOB
+@submit_options
+@errors_explained
+def submit(job: Path, **how: Any) -> None:
+    """Run JOB on a Ray cluster that is elsewhere, as a job of Ray's: it goes on when this machine is away.
+
+    The job's local files, its model's code and this version of the library go along; the run directory is a URL, or
+    below a --shared folder. Submitted again, it computes what is missing. --wait ends as the run does, and with 130 on
+    Ctrl-C, which leaves the job running.
+    """
+    from .submit import How
+    from .submit import submit as submit_job
+
+    sys.exit(submit_job(job, How(**how)))
 
 
 @main.command()
@@ -234,3 +286,7 @@ def _damage_refused(run: str) -> Iterator[None]:
             allowed="a store as it was committed",
             remedy=f"sensitivity verify {shlex.quote(run)} names the damaged shards",
         ) from error
+
+
+if __name__ == "__main__":  # as a submitted job starts it
+    main()

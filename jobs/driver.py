@@ -37,7 +37,8 @@ class How:
 
     retry_failed: also those that were given up. allow_version_change: of what computes numbers. trust_model: code that
     is stored in the model's file may run. grace: seconds that shards in hand have after SIGTERM. autoscale: the cluster
-    adds nodes for workers that find no room. log_shards: a line of JSON a shard, in place of progress.
+    adds nodes for workers that find no room. log_shards: a line of JSON a shard, in place of progress. copy_series: a
+    new run holds its series even where workers could read it where it is.
     """
 
     address: str | None = None
@@ -48,6 +49,7 @@ class How:
     grace: float = GRACE_SECONDS
     autoscale: bool = False
     log_shards: bool = False
+    copy_series: bool = False
 
     def __post_init__(self) -> None:
         if self.autoscale and (self.serial or self.address is None):
@@ -87,7 +89,8 @@ def run_job(job: Job, how: How) -> Summary:
     stop = Stop(how.grace)
     with stop.listening(), _cluster(how) as nodes, owning(place_at(job.run.path)) as lease:
         prepared = prepare(job, nodes, gpu=how.serial, trust_model=how.trust_model, autoscale=how.autoscale)
-        run = _as_ours(prepared.open_or_create(lease), lease, how)
+        run = replace(prepared, copy_series=how.copy_series).open_or_create(lease)
+        run = _as_ours(replace(run, code=job.directory), lease, how)
         if not lease.made and run.series != job.series:  # what workers read; the job's own was surveyed just now
             require_series(run)
         return _finish(run, lease, prepared.plan.choice, prepared.plan.workers, how, stop)

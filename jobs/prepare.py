@@ -100,11 +100,12 @@ def prepare(
         kept = kept_choice(Run.open(home), job.sensitivity, workers, knows and rule.by == "rule")
         if kept is not None:
             plan = plan_run(job, found, facts, kept, workers, free)
-        return Prepared(job, found, model, known, plan, None, trust_model)
+        return Prepared(job, found, model, known, plan, None, trust_model=trust_model)
     windows = first_windows(job.series, Windows(0, facts.length, job.windows.stride), job.run.dtype, FEW)
     with quiet():
         choice, audited = _proved(job, target, windows, room, plan, knows)
-    return Prepared(job, found, model, known, plan_run(job, found, facts, choice, workers, free), audited, trust_model)
+    plan = plan_run(job, found, facts, choice, workers, free)
+    return Prepared(job, found, model, known, plan, audited, trust_model=trust_model)
 
 
 def _proved(job: Job, target: Target, windows: np.ndarray, room: Room, plan: Plan, knows: bool) -> tuple[Choice, Audit]:

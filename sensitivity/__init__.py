@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .job import Job
     from .query import open_run
 
+__version__ = "0.1.0"
 __all__ = ["Job", "Refused", "jacobian", "open_run", "plots", "query"]
 
 _HOMES = {"Job": "job", "Refused": "errors", "jacobian": "api", "open_run": "query"}

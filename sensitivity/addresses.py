@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from .folders import Folder
@@ -38,3 +39,8 @@ def place_of(path: str) -> tuple[Place, str]:
     """The place that a file is in, and its name there."""
     folder, _, name = path.rstrip("/").rpartition("/")
     return place_at(folder or "/"), name
+
+
+def is_below(path: str, folders: Iterable[str]) -> bool:
+    """Whether a path or URL is one of the folders, or in one. By name alone: none of them need be here."""
+    return any(f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/") for folder in folders)

@@ -51,7 +51,9 @@ _CHECKED = (RESULTS, MODEL, WEIGHTS, SERIES)  # what is never written again but 
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a run begins with. audit: None where a run of it is there already."""
+    """What a run begins with. audit: None where a run of it is there already. copy_series: also one that workers could
+    read where it is, because it will not stay there.
+    """
 
     job: Job
     survey: Survey
@@ -59,6 +61,7 @@ class Beginning:
     fingerprints: dict[str, str]
     plan: Plan
     audit: Audit | None
+    copy_series: bool = False
 
 
 def require_free(home: Place) -> None:
@@ -165,7 +168,7 @@ def _fill(home: Place, beginning: Beginning) -> dict[str, Any]:
     for folder in (COMMITS, FAILURES):
         home.make_folder(folder)
     model_file = _keep_model(home, job, beginning.model)
-    copied = not is_sliceable(job.series)
+    copied = beginning.copy_series or not is_sliceable(job.series)
     if copied:
         ingest(job.series, survey, home.zarr(SERIES))
     windows = Windows(survey.steps, plan.facts.length, job.windows.stride)

@@ -7,13 +7,13 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
-from .addresses import CREDENTIALS, place_at, place_of, scheme
+from .addresses import CREDENTIALS, is_below, place_at, place_of, scheme
 from .errors import Refused
 from .findings import refusals, unknown_key
 from .patience import reason
@@ -220,14 +220,16 @@ class Job(Section):
     directory: str
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Job:
+    def load(cls, path: str | os.PathLike[str], elsewhere: Collection[str] = ()) -> Job:
         """Read and validate a job file; relative paths are relative to it.
+
+        elsewhere: folders and URLs that are there for those who run the job: what is below them is not looked for.
 
         Raises `Refused` (a ValueError) naming the key, what was given, what is allowed and what to do.
         """
         file = Path(path)
         job = cls.parse(_read_toml(file), file.resolve().parent)
-        job.require_files()
+        job.require_files(elsewhere)
         return job
 
     @classmethod
@@ -250,12 +252,14 @@ class Job(Section):
 
         return self.model_copy(update={key: absolute(key, section) for key, section in sections.items()})
 
-    def require_files(self) -> None:
+    def require_files(self, elsewhere: Collection[str] = ()) -> None:
         """Refuse a model or series that is not there, or of a kind that is not served."""
+        model, series, run = self.model.path, self.series.path, self.run.path
         if not self.model.is_function:
-            _require_model_file(self.model.path)
-        _require_series_file(self.series.path)
-        _require_run_path(self.run.path)
+            _require_model_file(model, look=not is_below(model, elsewhere))
+        _require_series_file(series, look=not is_below(series, elsewhere))
+        if not is_below(run, elsewhere):
+            _require_run_path(run)
 
 
 def parse_bytes(text: str, *, key: str = "memory") -> int:
@@ -357,11 +361,11 @@ def _run_trouble(path: str) -> str:
         return reason(error)
 
 
-def _require_model_file(path: str) -> None:
+def _require_model_file(path: str, *, look: bool) -> None:
     allowed = "a .keras file, or package.module:function returning a keras.Model"
-    if trouble := _missing("model.path", path):
+    if look and (trouble := _missing("model.path", path)):
         raise Refused("model.path", given=f"{path} ({trouble})", allowed=allowed, remedy="check the path")
-    if Path(path).is_dir():
+    if look and Path(path).is_dir():
         raise Refused(
             "model.path",
             given=f"{path} (a directory, perhaps a SavedModel)",
@@ -374,7 +378,7 @@ def _require_model_file(path: str) -> None:
         )
 
 
-def _require_series_file(path: str) -> None:
+def _require_series_file(path: str, *, look: bool) -> None:
     if not path.endswith(SERIES_FORMATS):
         raise Refused(
             "series.path",
@@ -382,6 +386,8 @@ def _require_series_file(path: str) -> None:
             allowed=" ".join(SERIES_FORMATS),
             remedy="convert the series to one of these formats",
         )
+    if not look:
+        return
     is_far_zarr = scheme(path) and path.endswith(".zarr")
     files = [f"{path}/{name}" for name in ("zarr.json", ".zgroup", ".zarray")] if is_far_zarr else [path]
     trouble = min((_missing("series.path", file) for file in files), key=len)

@@ -45,13 +45,15 @@ class Run:
     """A run directory that is whole: everything that was decided before the first shard.
 
     owner: the driver that works at it, under a lease that guards `place`; None: it is only read, or nobody else is
-    near. trust_model: the user lets code run that is stored in the model.
+    near. trust_model: the user lets code run that is stored in the model. code: where the module of the model's
+    function is by now; None: where it was when the run began.
     """
 
     place: Place
     content: dict[str, Any]
     owner: Owner | None = None
     trust_model: bool = False
+    code: str | None = None
 
     @classmethod
     def open(cls, path: Run | Place | Path | str, *, to_mend: bool = False) -> Run:
@@ -150,6 +152,11 @@ class Run:
         from .model import ModelFacts
 
         return ModelFacts.from_json(self.content["model"])
+
+    @property
+    def directory(self) -> str:
+        """Where the module of the model's function is looked for first."""
+        return self.code or self.job.directory
 
     @property
     def windows(self) -> Windows:
@@ -255,7 +262,7 @@ def load_run_model(run: Run) -> keras.Model:
         if name == MODEL:
             model = cast(_load_kept(run, file), run.job.run.dtype)
         else:
-            model = load_model(run.job.model, run.job.directory, run.job.run.dtype)
+            model = load_model(run.job.model, run.directory, run.job.run.dtype)
             model(np.zeros((1, *run.facts.input_shape), run.facts.dtype))  # builds a model that waits for its input
             model.load_weights(file)
     if fingerprint(model) != run.content["fingerprints"]["model"]:
@@ -270,7 +277,7 @@ def load_run_model(run: Run) -> keras.Model:
 
 def _require_code_elsewhere(run: Run) -> None:
     """A run directory from elsewhere may bring code along, and name it as the function that builds its model."""
-    directory = Path(run.job.directory)
+    directory = Path(run.directory)
     inside = isinstance(run.place, Folder) and directory.resolve().is_relative_to(run.place.path.resolve())
     if inside or not directory.is_absolute():
         raise Refused(
@@ -290,5 +297,5 @@ def _load_kept(run: Run, file: Path) -> keras.Model:
     except Refused:
         if not run.job.model.is_function:
             raise
-        import_module(run.job.model.path, run.job.directory)
+        import_module(run.job.model.path, run.directory)
         return load_file(file, trust=run.trust_model)

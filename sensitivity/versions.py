@@ -6,21 +6,24 @@ import functools
 import platform
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
+from . import __version__
+
 # Those that numbers come from, and those that move and keep them.
-NUMERIC = ("sensitivity-jobs", "tensorflow", "keras", "numpy")
+OURS = "sensitivity-jobs"
+NUMERIC = (OURS, "tensorflow", "keras", "numpy")
 _distributions = functools.cache(packages_distributions)
 _OTHERS = ("zarr", "xarray", "obstore", "ray")
 
 
 def versions() -> dict[str, str]:
-    """Version by name; what was not installed, as our own checkout may be, is left out."""
-    found = {name: _version(name) for name in (*NUMERIC, *_OTHERS)}
+    """Version by name; what is not installed is left out."""
+    found = {name: version_of(name) for name in (*NUMERIC, *_OTHERS)}
     return {"python": platform.python_version(), **{name: text for name, text in found.items() if text}}
 
 
 def numeric() -> dict[str, str | None]:
     """Of the libraries that numbers come from alone."""
-    return {name: _version(name) for name in NUMERIC}
+    return {name: version_of(name) for name in NUMERIC}
 
 
 def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
@@ -32,8 +35,13 @@ def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
     ]
 
 
-def _version(name: str) -> str | None:
-    """Of a library, whatever it was installed as: tensorflow may be tensorflow-cpu or a vendor's own."""
+def version_of(name: str) -> str | None:
+    """Of a library, whatever it was installed as: tensorflow may be tensorflow-cpu or a vendor's own.
+
+    Of ourselves, what runs: a job takes us along to where something else may be installed.
+    """
+    if name == OURS:
+        return __version__
     try:
         return version(name)
     except PackageNotFoundError:

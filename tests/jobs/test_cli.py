@@ -25,7 +25,7 @@ def test_help_is_quick_and_names_every_command():
     code += "print([m for m in ('tensorflow', 'ray', 'xarray', 'pandas', 'pydantic') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    commands = ("demo", "plan", "run", "resume", "status", "verify", "query", "plot")
+    commands = ("demo", "plan", "run", "submit", "resume", "status", "verify", "query", "plot")
     assert all(f"\n  {command} " in done.stdout for command in commands)
 
 
