@@ -65,7 +65,6 @@ work_options = _together(
     click.option(
         "--autoscale", is_flag=True, help="The cluster adds nodes while workers wait: ask for all of run.workers."
     ),
-    click.option("--log-shards", is_flag=True, help="A line of JSON a shard on stderr, in place of progress."),
     click.option(
         "--grace",
         type=click.FloatRange(0, 86_400),
@@ -78,6 +77,7 @@ work_options = _together(
 run_options = _together(
     click.option("--address", metavar="A", help="An existing Ray cluster, such as auto or 10.0.0.5:6379."),
     click.option("--serial", is_flag=True, help="One worker in this process, without Ray."),
+    click.option("--log-shards", is_flag=True, help="A line of JSON a shard on stderr, in place of progress."),
     work_options,
 )
 submit_options = _together(

@@ -54,6 +54,7 @@ class How:
     def entrypoint(self, *, copy_series: bool) -> str:
         """What the cluster's head is to run."""
         words = ["python", "-m", "jobs.cli", "run", JOB_FILE, "--address", "auto", "--grace", f"{self.grace:g}"]
+        words += ["--log-shards"]
         chosen = {
             "--retry-failed": self.retry_failed,
             "--allow-version-change": self.allow_version_change,
