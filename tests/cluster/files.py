@@ -15,11 +15,12 @@ import click
 import yaml
 
 from jobs.cli import main
+from sensitivity import __version__
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "cluster"
 SCHEMAS = Path(__file__).parent / "schemas"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"] | {"version": __version__}
 
 # An object store is what stands there; these lines, uncommented, are the shared volume in its place.
 SHARED = re.compile(r"^( *)# ((?:- \{name: shared|volumeMounts: \[|volumes: \[).*)$", re.MULTILINE)

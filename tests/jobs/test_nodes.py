@@ -8,8 +8,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
+from ray.cluster_utils import Cluster
 
 from jobs.driver import How, run_job
 from sensitivity.job import Job
@@ -18,16 +20,20 @@ from tests.jobs.conftest import PATIENCE, contents, rerouted, small_job, start
 from tests.jobs.test_runners import committed, wait_for_commits
 
 
-@contextmanager
-def cluster(**head) -> Iterator:
-    """A Ray cluster of processes of its own, of which this process is no part."""
-    from ray.cluster_utils import Cluster
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A Ray cluster of processes of its own, of which this process is no part; its head takes no workers."""
+    nodes = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, "num_cpus": 0})
+    yield nodes
+    nodes.shutdown()
 
-    nodes = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
-    try:
-        yield nodes
-    finally:
-        nodes.shutdown()
+
+@pytest.fixture
+def nodes(cluster) -> Iterator[Cluster]:
+    """The same, of which a test's own nodes are removed after it."""
+    yield cluster
+    for node in list(cluster.worker_nodes):
+        cluster.remove_node(node)
 
 
 SLOW = """
@@ -54,10 +60,10 @@ def build():
 
 
 def slow_job(write_job, tmp_path: Path, **run) -> None:
-    """100 shards, each of which takes a worker half a second and no power."""
+    """70 shards, each of which takes a worker half a second and no power."""
     (tmp_path / "slow.py").write_text(SLOW)
     knobs = {"kernel": "gradient", "windows_per_call": 10}
-    write_job({"path": "slow:build"}, frame(1005), sensitivity=knobs, run={"shard_windows": 10, **run})
+    write_job({"path": "slow:build"}, frame(705), sensitivity=knobs, run={"shard_windows": 10, **run})
 
 
 def where(run: Path) -> Counter:
@@ -71,20 +77,19 @@ def finish(process: subprocess.Popen) -> str:
     return err
 
 
-def test_a_run_goes_on_as_nodes_come_and_go(write_job, tmp_path, monkeypatch):
+def test_a_run_goes_on_as_nodes_come_and_go(write_job, tmp_path, nodes, monkeypatch):
     slow_job(write_job, tmp_path)
-    monkeypatch.setenv("SLOW", "0.4")
-    with cluster(num_cpus=0) as nodes:
-        first = nodes.add_node(num_cpus=1)
-        process = start("run", "job.toml", "--address", nodes.address, cwd=tmp_path)
-        wait_for_commits(tmp_path / "run", 5, process)
-        assert len(where(tmp_path / "run")) == 1
-        nodes.add_node(num_cpus=1)
-        until(lambda: len(where(tmp_path / "run")) == 2, process)  # it takes part
-        nodes.remove_node(first, allow_graceful=False)
-        finish(process)
-    monkeypatch.undo()
-    assert len(committed(tmp_path / "run")) == 100
+    monkeypatch.setenv("SLOW", "0.4")  # for workers, which a node starts
+    first = nodes.add_node(num_cpus=1)
+    process = start("run", "job.toml", "--address", nodes.address, cwd=tmp_path)
+    wait_for_commits(tmp_path / "run", 5, process)
+    assert len(where(tmp_path / "run")) == 1
+    nodes.add_node(num_cpus=1)
+    until(lambda: len(where(tmp_path / "run")) == 2, process)  # it takes part
+    nodes.remove_node(first, allow_graceful=False)
+    finish(process)
+    assert len(committed(tmp_path / "run")) == 70
+    monkeypatch.delenv("SLOW")
     assert run_job(Job.load(rerouted(tmp_path / "job.toml", "serial")), How(serial=True)).complete
     assert contents(tmp_path / "run") == contents(tmp_path / "serial")
 
@@ -97,17 +102,16 @@ def until(what, process: subprocess.Popen) -> None:
         time.sleep(0.05)
 
 
-def test_an_autoscaled_cluster_is_asked_for_all_workers_and_waited_for(write_job, tmp_path):
+def test_an_autoscaled_cluster_is_asked_for_all_workers_and_waited_for(write_job, tmp_path, nodes):
     small_job(write_job, workers=2, gpus_per_worker=0.5, memory_per_worker="2GB")
-    with cluster(num_cpus=0) as nodes:
-        refused = start("run", "job.toml", "--address", nodes.address, cwd=tmp_path)
-        _, err = refused.communicate(timeout=PATIENCE)
-        assert refused.returncode == 2
-        assert "--autoscale" in err
-        process = start("run", "job.toml", "--address", nodes.address, "--autoscale", cwd=tmp_path)
-        until(lambda: (tmp_path / "run" / "job.json").exists(), process)
-        nodes.add_node(num_cpus=2, num_gpus=1)
-        finish(process)
+    refused = start("run", "job.toml", "--address", nodes.address, cwd=tmp_path)
+    _, err = refused.communicate(timeout=PATIENCE)
+    assert refused.returncode == 2
+    assert "--autoscale" in err
+    process = start("run", "job.toml", "--address", nodes.address, "--autoscale", cwd=tmp_path)
+    until(lambda: (tmp_path / "run" / "job.json").exists(), process)
+    nodes.add_node(num_cpus=2, num_gpus=1)
+    finish(process)
     assert len(committed(tmp_path / "run")) == 20
 
 
@@ -148,14 +152,12 @@ print(json.dumps(found))
 """
 
 
-def test_workers_have_the_gpus_that_they_ask_for():
+def test_workers_have_the_gpus_that_they_ask_for(nodes):
     """On a node with two GPUs and one with one: whole ones, shares of them, two at once, none."""
-    with cluster(num_cpus=0) as nodes:
-        nodes.add_node(num_cpus=4, num_gpus=2)
-        nodes.add_node(num_cpus=4, num_gpus=1)
-        done = subprocess.run(
-            [sys.executable, "-c", PLACED, nodes.address], capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+    nodes.add_node(num_cpus=4, num_gpus=2)
+    nodes.add_node(num_cpus=4, num_gpus=1)
+    script = [sys.executable, "-c", PLACED, nodes.address]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     by_gpu = [Counter((node, gpu) for node, gpus in workers for gpu in gpus or [None]) for _, workers in found]

@@ -374,9 +374,8 @@ def test_ctrl_c_leaves_the_job_running(monkeypatch, capsys):
 
 def test_what_the_cluster_is_to_run():
     how = submitting.How("http://head:8265", trust_model=True, autoscale=True, grace=7.5, retry_failed=True)
-    assert how.entrypoint(copy_series=False) == (
-        "python -m jobs.cli run job.toml --address auto --grace 7.5 --retry-failed --trust-model --autoscale"
-    )
+    words = "python -m jobs.cli run job.toml --address auto --grace 7.5 --log-shards"
+    assert how.entrypoint(copy_series=False) == f"{words} --retry-failed --trust-model --autoscale"
     assert how.entrypoint(copy_series=True).endswith(" --copy-series")
     assert how.variables()["RAY_JOB_STOP_WAIT_TIME_S"] == "18"
     assert how.variables()["SENSITIVITY_PATIENCE"] == os.environ["SENSITIVITY_PATIENCE"]
