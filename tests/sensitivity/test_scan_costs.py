@@ -8,7 +8,6 @@ import tensorflow as tf
 from keras import layers
 
 from sensitivity.engine import Tuned
-from sensitivity.kernels import walk
 from sensitivity.model import Target, describe_call
 from sensitivity.plan import bytes_per_window, call_memory
 from sensitivity.setting import Setting
@@ -59,8 +58,8 @@ class Wide(layers.Layer):
     ],
     ids=["layer", "head", "lambda", "model"],
 )
-def test_the_rule_covers_what_a_layer_computes_within(wide, place):
-    after = {"between": [layers.LSTM(16, **SEQUENCE), layers.Dense(1)], "after the last step": [layers.Dense(24)]}
+def test_the_rule_covers_what_a_layer_computes_within(two_segments, wide, place):
+    after = {"between": [layers.SimpleRNN(16, **SEQUENCE), layers.Dense(1)], "after the last step": [layers.Dense(24)]}
     recurrent = layers.LSTM(16, return_sequences=place != "after the last step")
     model = sequential((60, 3), recurrent, wide(), *after.get(place, []))
     facts = describe_call(model, (60, 3), of="output", dtype="float32")
@@ -69,9 +68,8 @@ def test_the_rule_covers_what_a_layer_computes_within(wide, place):
     assert taken < call_memory(facts, setting)
 
 
-def test_time_is_never_part_of_the_graph(monkeypatch):
+def test_time_is_never_part_of_the_graph(two_segments):
     """So it compiles as fast for 4,000 steps as for 2,000."""
-    monkeypatch.setattr(walk, "MOST_SEGMENTS", 2)
 
     def operations(steps: int, max_lag: int | None = None) -> int:
         model = sequential((steps, 2), layers.SimpleRNN(4, **SEQUENCE), layers.Dense(1))

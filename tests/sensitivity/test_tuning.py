@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import pytest
 from keras import layers
 
 from sensitivity import candidates, choices, meter, tuning
-from sensitivity.engine import Tuned
+from sensitivity.engine import Tuned, compile_kernel
 from sensitivity.errors import Refused
 from sensitivity.folders import Folder
 from sensitivity.heads import Selection
@@ -34,6 +35,21 @@ def windows_of(count: int) -> np.ndarray:
 def target_of(*parts) -> Target:
     model = sequential(SHAPE, *parts)
     return Target(model, describe_call(model, SHAPE, of="output", dtype="float32"))
+
+
+compiled, stated = functools.cache(compile_kernel), functools.cache(meter.stated)
+
+
+@pytest.fixture(autouse=True)
+def compiled_once(monkeypatch):
+    """What one test has compiled serves the others: all tune the same few models."""
+    monkeypatch.setattr("sensitivity.engine.compile_kernel", lambda target, setting: compiled(target, setting.bare))
+    monkeypatch.setattr(meter, "stated", stated)
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Target:
+    return target_of(layers.Flatten(), layers.Dense(1))
 
 
 @pytest.fixture(scope="module")
@@ -170,9 +186,8 @@ def test_a_kernel_that_raises_is_passed_over(wide, patient, monkeypatch):
         ({"kernel": "gradient"}, False),
     ],
 )
-def test_what_is_given_is_not_timed(asked, given):
-    target = target_of(layers.Flatten(), layers.Dense(1))
-    choice, engine = tune(SensitivitySection(**asked), target, windows_of(9), Room(GB), 64, 10**6)
+def test_what_is_given_is_not_timed(narrow, asked, given):
+    choice, engine = tune(SensitivitySection(**asked), narrow, windows_of(9), Room(GB), 64, 10**6)
     assert (choice.by == "given") is given
     assert choice.setting.kernel == asked["kernel"]
     assert choice.setting.windows_per_call == asked.get("windows_per_call", choice.setting.windows_per_call)
@@ -358,8 +373,7 @@ def test_a_first_trial_takes_fewer_rows_where_all_do_not_fit():
 
 
 def test_the_meter_sees_what_a_kernel_takes(wide):
-    engine = Tuned(wide, Setting("batch_jacobian", 2048))
-    windows = windows_of(2048)
+    engine, windows = Tuned(wide, Setting("batch_jacobian", 2048)), windows_of(2048)
     engine(windows)
     with meter.measured() as reading:
         engine(windows)
