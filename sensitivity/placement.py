@@ -87,6 +87,13 @@ def _asked_for(run: RunSection, nodes: Sequence[Node], size: Workers, needed: in
             allowed="a number: the cluster adds nodes for as many workers as wait for one",
             remedy="set run.workers",
         )
+    if run.gpus_per_worker == "auto" and not size.gpus:
+        raise Refused(
+            "run.gpus_per_worker",
+            given='"auto" with --autoscale, and no GPU is there yet',
+            allowed="0, a whole number, or a fraction below 1",
+            remedy="set it to what a worker is to have",
+        )
     if size.memory:
         return _require_room(Workers(run.workers, size.cpus, size.gpus, size.memory), needed)
     room = sum(fit(node, size) for node in nodes)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from sensitivity import plan
 from sensitivity.errors import Refused
 from sensitivity.job import Job
-from sensitivity.placement import Node, place
 from sensitivity.plan import CHUNK_BYTES, MiB, Workers
 from sensitivity.series import Survey
 from sensitivity.setting import Choice, Setting
@@ -122,39 +121,6 @@ def test_a_window_larger_than_a_chunk_is_split_over_output_steps():
     layout = plan.cut(10, 2000 * 2000 * 3 * 4, 2000)
     assert layout.chunk_windows == 1
     assert layout.chunk_steps < 2000
-
-
-@pytest.mark.parametrize(
-    ("run", "cpus", "gpus", "count", "share"),
-    [
-        ({}, 8, 0, 8, 0),
-        ({"cpus_per_worker": 3}, 8, 0, 2, 0),
-        ({}, 8, 2, 2, 1),
-        ({"gpus_per_worker": 0.25}, 16, 2, 8, 0.25),
-        ({"gpus_per_worker": 2}, 16, 5, 2, 2),
-        ({"gpus_per_worker": 0}, 4, 2, 4, 0),
-        ({"workers": 3}, 8, 0, 3, 0),
-        ({"memory_per_worker": "4GB"}, 8, 0, 5, 0),
-    ],
-)
-def test_workers_are_placed_by_cores_gpus_and_memory(run, cpus, gpus, count, share):
-    workers = place(job(**run), [Node(cpus, gpus, 20 * GB)], GB // 10, 100)
-    assert (workers.count, workers.gpus) == (count, share)
-
-
-@pytest.mark.parametrize(
-    ("run", "key"),
-    [
-        ({"gpus_per_worker": 1}, "run.gpus_per_worker"),
-        ({"cpus_per_worker": 9}, "run.cpus_per_worker"),
-        ({"workers": 9}, "run.workers"),
-        ({"memory_per_worker": "30GB"}, "run.memory_per_worker"),
-    ],
-)
-def test_workers_that_do_not_fit_are_refused(run, key):
-    with pytest.raises(Refused) as refusal:
-        place(job(**run), [Node(8, 0, 20 * GB)], GB // 10, 100)
-    assert refusal.value.key == key
 
 
 @pytest.mark.parametrize(
