@@ -1,7 +1,7 @@
 """The workers of a run on Ray: hired, fed, heard, rescued from and replaced.
 
 Each has at most `DEPTH` calls pending, so the next shard is there when one is done and the driver holds little, however
-many shards there are; what the driver does for one does not grow with the number of either.
+many shards there are. It looks at all workers once for all answers that are there, so that many cost little more.
 
 Ray restarts and retries nothing here: a lost worker is replaced, the shard it was computing counts one attempt, and
 those that only waited on it, or were being written, count none.
@@ -10,6 +10,7 @@ those that only waited on it, or were being written, count none.
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 import time
 from collections import deque
@@ -34,21 +35,36 @@ DEPTH, FEW = 2, 8
 PATIENCE_SECONDS, LOOK_SECONDS, GROW_SECONDS = 30.0, 1.0, 5.0
 LATE, LATE_SECONDS = 3.0, 10.0  # times the usual, and at least so long, before a shard is begun a second time
 GIVE_UP_SECONDS = 10.0  # a worker that does not even answer is ended
+STUCK, STUCK_SECONDS = 20.0, 600.0  # the same, before one of those is ended of whom none has been heard
 Outcome = Commit | Failure
 
 
 @dataclass(eq=False)
 class _Copy:
-    """A shard that was begun a second time, `at` another worker than its `owner`'s; asked: when that was to give up."""
+    """A shard that was begun a second time: `of` is its owner's call, `call` that `at` another worker. asked: when the
+    owner was to give up.
+    """
 
     owner: Seat
+    of: int
     at: Seat
+    call: int
     asked: float | None = None
 
 
 class Crew:
-    def __init__(self, run: Run, roster: Roster, ledger: Ledger, lease: Lease | None, stop: Stop) -> None:
+    def __init__(
+        self,
+        run: Run,
+        roster: Roster,
+        ledger: Ledger,
+        lease: Lease | None,
+        stop: Stop,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        """tick: is called at least once a second."""
         self._run, self._roster, self._ledger, self._lease, self._stop = run, roster, ledger, lease, stop
+        self._tick, self._numbers = tick, itertools.count()
         self._awaited: dict[ray.ObjectRef, tuple[Seat, Callable[[Seat, Any], Iterator[Outcome]]]] = {}
         self._copies: dict[int, _Copy] = {}
         self._recent: deque[float] = deque(maxlen=64)
@@ -104,49 +120,52 @@ class Crew:
     def _hear_settled(self, seat: Seat, answer: Settled) -> Iterator[Outcome]:
         seat.calls.popleft()
         seat.since = time.monotonic()
-        for index, outcome in answer:
-            yield from self._settle(seat, index, outcome)
+        for call, outcome in answer:
+            yield from self._settle(seat, call, outcome)
         self._attend(seat)
 
-    def _settle(self, seat: Seat, index: int, outcome: Commit | Trouble | None) -> Iterator[Outcome]:
+    def _settle(self, seat: Seat, call: int, outcome: Commit | Trouble | None) -> Iterator[Outcome]:
         """Take what has become of a shard at one worker."""
-        copy = self._copies.get(index)
-        attempt = seat.hand.pop(index, None)
+        attempt = seat.hand.pop(call, None)
         if attempt is None:  # another has it by now
             return
+        copy = self._copies.get(attempt.shard.index)
         if copy is not None and copy.at is seat:
-            yield from self._settle_copy(copy, index, outcome)
-            return
-        if isinstance(outcome, Commit):
-            self._recent.append(outcome.seconds)
-            self._roster.is_done_with_a_shard()
-            self._store_failed.clear()
-            self._refuse(index)
-            yield outcome
+            yield from self._settle_copy(copy, outcome)
+        elif isinstance(outcome, Commit):
+            yield from self._done(outcome)
         elif outcome is not None:
             yield from self._failed(seat, attempt, outcome)
         elif not self._promote(attempt):
             self._give_back(attempt)
 
-    def _settle_copy(self, copy: _Copy, index: int, outcome: Commit | Trouble | None) -> Iterator[Outcome]:
+    def _done(self, record: Commit) -> Iterator[Outcome]:
+        self._recent.append(record.seconds)
+        self._roster.is_done_with_a_shard()
+        self._store_failed.clear()
+        self._refuse(record.shard)
+        yield record
+
+    def _settle_copy(self, copy: _Copy, outcome: Commit | Trouble | None) -> Iterator[Outcome]:
         """What was not let write found its shard committed, or failed: its owner is still at it, and will be heard."""
-        del self._copies[index]
-        attempt = copy.owner.hand[index]
-        copy.owner.hand[index] = replace(attempt, failed_at=attempt.failed_at | {copy.at.name})
+        attempt = copy.owner.hand[copy.of]
+        del self._copies[attempt.shard.index]
         if isinstance(outcome, Commit):
-            yield from self._settle(copy.owner, index, outcome)
+            del copy.owner.hand[copy.of]
+            yield from self._done(outcome)
+        elif outcome is not None:
+            copy.owner.hand[copy.of] = replace(attempt, failed_at=attempt.failed_at | {copy.at.name})
 
     def _failed(self, seat: Seat, attempt: Attempt, trouble: Trouble) -> Iterator[Outcome]:
         record = read_commit(self._run, attempt.shard)  # it may have died between its commit and its answer
         if record is not None:
-            self._refuse(attempt.shard.index)
-            yield record
+            yield from self._done(record)
             return
         if trouble.blames in ("store", "lease"):
             if not self._promote(attempt):
                 self._give_back(attempt, seat.name)
             self._store_failed.add(seat.name)
-            if trouble.blames == "lease" or self._store_failed >= {seat.name for seat in self._roster.seats}:
+            if trouble.blames == "lease" or self._store_failed >= {one.name for one in self._roster.seats if one.ready}:
                 trouble.require_shard()
             return
         failure = self._ledger.fail(attempt, trouble, seat.name)
@@ -174,33 +193,36 @@ class Crew:
             if attempt is None:
                 break
             self._give(seat, attempt)
-        if not seat.calls and any(not self._is_held(seat, index) for index in seat.hand):
+        if not seat.calls and any(not self._is_held(seat, attempt) for attempt in seat.hand.values()):
             seat.calls.append(None)
             self._await(seat, seat.actor.finish.remote(), self._hear_settled)
 
-    def _is_held(self, seat: Seat, index: int) -> bool:
-        copy = self._copies.get(index)
+    def _is_held(self, seat: Seat, attempt: Attempt) -> bool:
+        copy = self._copies.get(attempt.shard.index)
         return copy is not None and copy.at is seat
 
-    def _give(self, seat: Seat, attempt: Attempt, *, held: bool = False) -> None:
+    def _give(self, seat: Seat, attempt: Attempt, *, held: bool = False) -> int:
         if not seat.calls:
             seat.since = time.monotonic()
-        seat.calls.append(attempt)
-        seat.hand[attempt.shard.index] = attempt
-        self._await(seat, seat.actor.compute.remote(attempt.shard, attempt.number, held), self._hear_settled)
+        call = next(self._numbers)
+        seat.calls.append(call)
+        seat.hand[call] = attempt
+        self._await(seat, seat.actor.compute.remote(call, attempt.shard, attempt.number, held), self._hear_settled)
+        return call
 
     def _attend_all(self, *, patient: bool = True) -> None:
         """A shard that failed at every worker at hand waits, while we are patient, for one that is being started."""
         ready = [seat for seat in self._roster.seats if seat.ready]
         for seat in ready:
             self._attend(seat)
-        if self._stop.draining or not ready or any(seat.calls or seat.hand for seat in ready):
+        if self._stop.draining or any(seat.hand for seat in ready):
             return
         if patient and len(ready) < len(self._roster.seats):
             return
-        attempt = self._ledger.take()
-        if attempt is not None:
-            self._give(ready[0], attempt)
+        idle = next((seat for seat in ready if seat.is_idle), None)
+        attempt = self._ledger.take() if idle else None
+        if idle and attempt:
+            self._give(idle, attempt)
 
     def _look_around(self, *, heard: bool) -> None:
         """What no answer tells of: who is idle, late, gone or new."""
@@ -210,8 +232,9 @@ class Crew:
         if self._returned or not heard:
             self._returned = False
             self._attend_all()
-        if not len(self._ledger) and not self._stop.draining:
+        if not self._stop.draining:
             self._rescue(now)
+        self._tick()
         if now - self._grown > GROW_SECONDS:
             self._grown = now
             self._grow()
@@ -234,56 +257,74 @@ class Crew:
         """Begin shards a second time that take far longer than others, at workers that have nothing else to do."""
         for copy in self._copies.values():
             if copy.asked is not None and now - copy.asked > GIVE_UP_SECONDS:
-                copy.asked, copy.owner.ended = None, True
-                ray.kill(copy.owner.actor)
+                copy.asked = None
+                self._end(copy.owner, guilty=False)
         if not self._recent:
             return
-        limit = now - max(LATE * statistics.median(self._recent), LATE_SECONDS)
-        idle = [seat for seat in self._roster.seats if seat.ready and not seat.calls and not seat.hand]
-        late = [seat for seat in self._roster.seats if seat.calls and seat.since < limit]
-        for owner in sorted(late, key=lambda seat: seat.since):
-            for attempt in [one for one in owner.hand.values() if one.shard.index not in self._copies]:
+        usual = statistics.median(self._recent)
+        busy = [seat for seat in self._roster.seats if seat.calls and not seat.ended]
+        late = [seat for seat in busy if seat.since < now - max(LATE * usual, LATE_SECONDS)]
+        idle = [seat for seat in self._roster.seats if seat.is_idle]
+        self._end_the_stuck(late, now - max(STUCK * usual, STUCK_SECONDS))
+        for owner in sorted(late, key=lambda seat: seat.since) if idle else ():
+            for call, attempt in list(owner.hand.items()):
                 fit = next((seat for seat in idle if seat.name not in attempt.failed_at), None)
-                if fit is not None:
+                if fit is not None and attempt.shard.index not in self._copies:
                     idle.remove(fit)
-                    self._begin_copy(owner, fit, attempt)
+                    self._begin_copy(owner, call, attempt, fit)
 
-    def _begin_copy(self, owner: Seat, seat: Seat, attempt: Attempt) -> None:
-        self._copies[attempt.shard.index] = _Copy(owner, seat)
-        self._give(seat, attempt, held=True)
-        self._ask_whether_ready(seat, attempt.shard.index)
+    def _end_the_stuck(self, late: list[Seat], limit: float) -> None:
+        """Those that gave up what they had make room for others; where nobody gets on, the first of them has to."""
+        for seat in late:
+            if not seat.hand and len(self._ledger):
+                self._end(seat, guilty=False)
+        at_work = [seat for seat in self._roster.seats if seat.calls]
+        if at_work and all(seat.since < limit and not seat.ended for seat in at_work):
+            self._end(min(at_work, key=lambda seat: seat.since), guilty=True)
 
-    def _ask_whether_ready(self, seat: Seat, index: int) -> None:
-        self._await(seat, seat.actor.ready.remote(index), functools.partial(self._hear_ready, index))
+    def _end(self, seat: Seat, *, guilty: bool) -> None:
+        seat.ended, seat.guilty = True, guilty
+        ray.kill(seat.actor)
 
-    def _hear_ready(self, index: int, seat: Seat, is_ready: bool) -> Iterator[Outcome]:
+    def _begin_copy(self, owner: Seat, of: int, attempt: Attempt, seat: Seat) -> None:
+        copy = _Copy(owner, of, seat, self._give(seat, attempt, held=True))
+        self._copies[attempt.shard.index] = copy
+        self._ask_whether_ready(copy)
+
+    def _ask_whether_ready(self, copy: _Copy) -> None:
+        self._await(copy.at, copy.at.actor.ready.remote(copy.call), functools.partial(self._hear_ready, copy))
+
+    def _hear_ready(self, copy: _Copy, _: Seat, is_ready: bool) -> Iterator[Outcome]:
         """A second worker has results; the first is asked to write no more."""
-        copy = self._copies.get(index)
-        if copy is None or copy.at is not seat:
-            return
-        if not is_ready:
-            self._ask_whether_ready(seat, index)
-            return
-        copy.asked = time.monotonic()
-        self._await(copy.owner, copy.owner.actor.give_up.remote(index), functools.partial(self._hear_given_up, index))
+        if copy in self._copies.values():
+            self._ask_to_give_up(copy) if is_ready else self._ask_whether_ready(copy)
         yield from ()
 
-    def _hear_given_up(self, index: int, owner: Seat, gave_up: bool) -> Iterator[Outcome]:
-        if not gave_up:
-            self._refuse(index)
+    def _ask_to_give_up(self, copy: _Copy) -> None:
+        copy.asked = time.monotonic()
+        handle = functools.partial(self._hear_given_up, copy)
+        self._await(copy.owner, copy.owner.actor.give_up.remote(copy.of), handle)
+
+    def _hear_given_up(self, copy: _Copy, owner: Seat, gave_up: bool | None) -> Iterator[Outcome]:
+        attempt = owner.hand.get(copy.of)
+        if attempt is None:  # it was heard of meanwhile
             return
-        attempt = owner.hand.pop(index, None)
-        if attempt is not None and not self._promote(attempt):
-            self._give_back(attempt)
-        yield from ()
+        if gave_up:
+            del owner.hand[copy.of]
+            yield from self._recovered(attempt)
+        elif copy in self._copies.values():
+            if gave_up is None:  # it writes, and may be about to end
+                self._ask_to_give_up(copy)
+            else:
+                self._refuse(attempt.shard.index)
 
     def _promote(self, attempt: Attempt | None) -> bool:
         """Let the second worker write, as the only one; False where there is none."""
         copy = self._copies.pop(attempt.shard.index, None) if attempt else None
         if attempt is None or copy is None:
             return False
-        copy.at.hand[attempt.shard.index] = attempt
-        copy.at.actor.let.remote(attempt.shard.index)
+        copy.at.hand[copy.call], copy.at.since = attempt, time.monotonic()
+        copy.at.actor.let.remote(copy.call, attempt.number)
         self._attend(copy.at)
         return True
 
@@ -291,8 +332,8 @@ class Crew:
         """Have the second worker write nothing, if there is one."""
         copy = self._copies.pop(index, None)
         if copy is not None:
-            copy.at.hand.pop(index, None)
-            copy.at.actor.give_up.remote(index)
+            copy.at.hand.pop(copy.call, None)
+            copy.at.actor.give_up.remote(copy.call)
 
     # ---- hiring and losing ---------------------------------------------------------------------
 
@@ -328,22 +369,20 @@ class Crew:
         self._forget(seat)
         self._roster.lose(seat, error)
         trouble = replace(Trouble.of(error), blames="worker")
-        current = None if seat.ended else seat.current
-        for index, attempt in reversed(list(seat.hand.items())):
-            copy = self._copies.get(index)
-            if copy is not None and copy.at is seat:
-                del self._copies[index]
-            elif attempt is current:
+        current = seat.current if seat.guilty else None
+        for call, attempt in reversed(list(seat.hand.items())):
+            if self._is_held(seat, attempt):
+                del self._copies[attempt.shard.index]
+            elif call == current:
                 yield from self._failed(seat, attempt, trouble)
             else:
                 yield from self._recovered(attempt)
-        self._hire()
+        self._grow()
 
     def _recovered(self, attempt: Attempt) -> Iterator[Outcome]:
-        """A shard that only waited on a worker that is lost, or was being written: it may be committed."""
+        """A shard that a worker gave up, or did not come to: it may be committed."""
         record = read_commit(self._run, attempt.shard)
         if record is not None:
-            self._refuse(attempt.shard.index)
-            yield record
+            yield from self._done(record)
         elif not self._promote(attempt):
             self._give_back(attempt)

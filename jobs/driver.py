@@ -22,6 +22,7 @@ from sensitivity.progress import Advance, progress
 from sensitivity.setting import Choice
 from sensitivity.standing import Keeper, Standing, stand
 from sensitivity.store import JOB, Run
+from sensitivity.tally import SHOWN
 from sensitivity.versions import differences, versions
 
 from .ledger import Ledger, WorkersLost
@@ -65,7 +66,8 @@ class How:
 class Summary:
     """What one call did. already, done: shards committed before and after; failed: given up, now or earlier;
     computed: windows; rate: windows a second from the first shard's start to the last commit; not_finite: derivatives
-    by shard; stopped: why, if before the end; intact: nobody else has been at the run, as far as is known.
+    of the first of so many shards; stopped: why, if before the end; intact: nobody else has been at the run, as far as
+    is known.
     """
 
     run: Run
@@ -76,6 +78,7 @@ class Summary:
     computed: int
     rate: float
     not_finite: dict[int, int]
+    not_finite_shards: int
     stopped: str | None
     intact: bool = True
 
@@ -103,7 +106,7 @@ def resume(path: Path | str, how: How) -> Summary:
         run = _as_ours(Run.open(lease.place), lease, how)
         require_series(run)
         with quiet():
-            found = nodes or local()
+            found = local() if nodes is None else nodes
             hold(run.job, gpu=how.serial)
         needed = fixed_memory(run.facts)
         workers = place(run.job, found, needed, run.layout.shard_count, autoscale=how.autoscale)
@@ -153,6 +156,7 @@ class _Tally:
     odd: set[int] = field(default_factory=set)
     failed: list[Failure] = field(default_factory=list)
     not_finite: dict[int, int] = field(default_factory=dict)
+    not_finite_shards: int = 0
     committed: int = 0
     computed: int = 0
     started: float = float("inf")
@@ -166,7 +170,9 @@ class _Tally:
         self.committed += 1
         self.odd.discard(outcome.shard)
         if outcome.not_finite:
-            self.not_finite[outcome.shard] = outcome.not_finite
+            self.not_finite_shards += 1
+            if len(self.not_finite) < SHOWN:
+                self.not_finite[outcome.shard] = outcome.not_finite
         self.computed += outcome.computed
         self.started = min(self.started, outcome.started)
         self.finished = max(self.finished, outcome.finished)
@@ -203,9 +209,13 @@ def _finish(run: Run, lease: Lease, choice: Choice, workers: Workers, how: How, 
         if lease.token > 1:
             run.place.sweep()
         shown = progress(run.layout.windows, standing.tally.windows, quiet=how.log_shards)
-        with contextlib.closing(Keeper(run, standing)) as keeper, shown as advance:
-            outcomes = _outcomes(run, lease, ledger, choice, workers, how, stop)
-            end = _hear_all(_watched(outcomes, keeper, how), tally, advance, stop)
+        keeper = Keeper(run, standing)
+        try:
+            with shown as advance:
+                outcomes = _outcomes(run, lease, ledger, choice, workers, how, stop)
+                end = _hear_all(_watched(outcomes, keeper, how), tally, advance, stop)
+        finally:
+            keeper.close(hurry=tally.committed < len(todo))
     after = done + tally.committed
     if end.why is None:
         end = _changed(run, after + len(tally.odd))
@@ -220,6 +230,7 @@ def _finish(run: Run, lease: Lease, choice: Choice, workers: Workers, how: How, 
         computed=tally.computed,
         rate=tally.rate,
         not_finite=tally.not_finite,
+        not_finite_shards=tally.not_finite_shards,
         stopped=end.why,
         intact=end.intact,
     )
@@ -302,7 +313,8 @@ def _outcomes(
     joined = how.address is not None
     least = None
     if joined and run.job.run.workers == "auto":
-        least = run.job.run.memory_bytes or 2 * fixed_memory(run.facts)
+        is_few = workers.count == run.layout.shard_count  # each then has more than others would
+        least = run.job.run.memory_bytes or (workers.memory if is_few else 2 * fixed_memory(run.facts))
     demand = Demand(workers, nodes, joined, least, comes_later=how.autoscale)
     with session(how.address, workers), stop.at_work():
         yield from run_on_ray(run, ledger, choice, demand, lease, stop)

@@ -37,6 +37,9 @@ class Metrics:
             self._new["windows"] += outcome.stop - outcome.start
             self._new["shards"] += 1
             self._peaks[f"{outcome.host}:{outcome.pid}"] = outcome.peak_memory
+
+    def tell_in_time(self) -> None:
+        """`tell`, where it was not done just now."""
         if time.monotonic() - self._told[-1][0] > TELL_SECONDS:
             self.tell()
 

@@ -81,7 +81,7 @@ def prepare(
         from sensitivity.tuning import FEW, by_rule, room_in
 
         here = nodes is None
-        nodes = nodes or local()
+        nodes = local() if nodes is None else nodes
         hold(job, gpu=gpu)
     model = load_model(job.model, job.directory, job.run.dtype, trust=trust_model)
     require_stateless(model)

@@ -30,7 +30,8 @@ def run_on_ray(
     Raises `LeaseLost` once another driver owns the run, `StoreFailed` once no worker can write any more.
     """
     roster = Roster(run, choice, demand)
-    crew, metrics = Crew(run, roster, ledger, lease, stop or Stop()), Metrics(str(run.place))
+    metrics = Metrics(str(run.place))
+    crew = Crew(run, roster, ledger, lease, stop or Stop(), metrics.tell_in_time)
     try:
         for outcome in crew.work():
             metrics.hear(outcome)
@@ -38,5 +39,5 @@ def run_on_ray(
         if roster.replaced:
             run.place.sweep()
     finally:
-        metrics.tell()
         crew.dismiss()
+        metrics.tell()

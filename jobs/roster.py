@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -23,6 +23,7 @@ from sensitivity.store import Run
 from .actors import CONTROL, ShardWorker
 from .deaths import Origin, died_by_itself, was_for_memory
 from .ledger import Attempt, WorkersLost
+from .resources import MEMORY_SHARE
 
 LOST_WHILE_STARTING = 3  # answers in a row that a worker cannot be set up
 DIED_WHILE_STARTING = 6  # workers in a row that die of it, each but the first with calls of half the size
@@ -55,7 +56,8 @@ class Demand:
 @dataclass(eq=False)
 class Seat:
     """One worker's place. calls: not answered yet, in order; None: to finish. hand: shards that it was given and that
-    are not settled, in order. since: when what it does now was begun. ended: by us.
+    are not settled, by call, in order. since: when what it does now was begun. ended: by us; guilty: of what it
+    computes, if it is lost.
     """
 
     name: str
@@ -64,14 +66,19 @@ class Seat:
     origin: Origin | None = None
     ready: bool = False
     ended: bool = False
-    calls: deque[Attempt | None] = field(default_factory=deque)
+    guilty: bool = True
+    calls: deque[int | None] = field(default_factory=deque)
     hand: dict[int, Attempt] = field(default_factory=dict)
     since: float = 0.0
 
     @property
-    def current(self) -> Attempt | None:
-        """What it computes, or where nothing is left to compute, writes."""
-        return next(filter(None, self.calls), None) or next(iter(self.hand.values()), None)
+    def current(self) -> int | None:
+        """The call that it computes, or where nothing is left to compute, writes."""
+        return next((call for call in self.calls if call is not None), next(iter(self.hand), None))
+
+    @property
+    def is_idle(self) -> bool:
+        return self.ready and not self.calls and not self.hand
 
 
 class Roster:
@@ -81,6 +88,8 @@ class Roster:
         self.count = demand.workers.count
         self.replaced = 0
         self.halvings = 0
+        self._nodes = demand.nodes()
+        self._actor: Any = None
         self._hired = self._died = self._lost_while_starting = self._died_while_starting = 0
 
     def room(self, shards: int) -> int:
@@ -92,32 +101,31 @@ class Roster:
 
     def hire(self) -> tuple[Seat, ray.ObjectRef]:
         """A new worker, and its answer where it is."""
+        if self._actor is None:
+            self._actor, self._at_hand = in_actor(ShardWorker), (ray.put(self._run), ray.put(self._choice))
         size = self._demand.size
         options: dict[str, Any] = {"num_cpus": size.cpus, "num_gpus": size.gpus}
-        if self._run.job.run.memory_bytes or self._is_memory_for_all:
-            options["memory"] = size.memory
-        remote = in_actor(ShardWorker).options(
-            scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0, **options
-        )
-        actor: Any = remote.remote(self._run, self._choice, self.halvings, patience.seconds())
+        if self._demand.joined:
+            options["memory"] = math.ceil(size.memory / MEMORY_SHARE)  # Ray counts all that a node has
+        elif self._run.job.run.memory_bytes or self._places() >= self._demand.workers.count:
+            options["memory"] = size.memory  # where Ray counts as much
+        remote = self._actor.options(scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0, **options)
+        actor = remote.remote(*self._at_hand, self.halvings, patience.seconds())
         seat = Seat(f"worker {self._hired}", actor, self.halvings)
         self.seats.append(seat)
         self._hired += 1
         return seat, actor.origin.remote()
 
-    @functools.cached_property
-    def _is_memory_for_all(self) -> bool:
-        """Whether Ray counts as much: it then puts no two workers where there is room for one."""
-        return self._places() >= self._demand.workers.count
-
     def _places(self) -> int:
-        return sum(fit(node, self._demand.size) for node in self._demand.nodes().values())
+        return sum(fit(node, self._demand.size) for node in self._nodes.values())
 
     def set_up(self, seat: Seat, origin: Origin) -> ray.ObjectRef:
         """Have a worker get ready, with what memory there is for it on its node."""
         seat.origin = origin
         here = self._demand.workers
-        node = self._demand.nodes().get(origin.node) if self._demand.joined else None
+        if origin.node not in self._nodes:
+            self._nodes = self._demand.nodes()
+        node = self._nodes.get(origin.node) if self._demand.joined else None
         if node is not None:
             here = replace(here, memory=memory_on(node, self._demand.size))
         return seat.actor.set_up.remote(here)
@@ -127,6 +135,7 @@ class Roster:
 
     def count_anew(self) -> list[Seat]:
         """Have as many workers as nodes have room for now; those that wait for more."""
+        self._nodes = self._demand.nodes()
         if self._demand.least is not None:
             self.count = max(1, self._places())
         waiting = [seat for seat in self.seats if seat.origin is None]
@@ -142,7 +151,8 @@ class Roster:
         self.leave(seat)
         died = died_by_itself(error) and not seat.ended
         if died:
-            self.halve_calls(seat, was_for_memory(error, seat.origin))
+            counts = seat.halvings == self.halvings  # to ask takes time
+            self.halve_calls(seat, was_for_memory(error, seat.origin) if counts else None)
         if not seat.ready:
             self._lost_while_starting += not died
             self._require_hope(error)

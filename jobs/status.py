@@ -29,7 +29,7 @@ def conclude(summary: Summary) -> int:
     place = summary.run.place
     if summary.computed:
         say(f"computed {summary.computed:,} windows at {summary.rate:,.0f} windows/s")
-    for line in _not_finite(summary.not_finite, len(summary.not_finite)):
+    for line in _not_finite(summary.not_finite, summary.not_finite_shards):
         say(line)
     for failure in summary.failed[:5]:
         say(_failure(failure))

@@ -55,9 +55,16 @@ class Folder(Place):
         return shutil.disk_usage(self._existing()).free
 
     def sweep(self) -> None:
-        for name in self.files():
-            if is_unfinished(name) and not name.startswith("lease/"):  # others may be about to ask for that
-                self.delete(name)
+        for name in self._try(self._unfinished):
+            self.delete(name)
+
+    def _unfinished(self) -> list[str]:
+        found = []
+        for folder, _, files in os.walk(self.path):
+            below = Path(folder).relative_to(self.path).as_posix()
+            if below != "lease":  # others may be about to ask for that
+                found += [f"{below}/{file}" for file in files if is_unfinished(file)]
+        return found
 
     def make_folder(self, name: str) -> None:
         self._change(self._make, self.path / name)
@@ -151,11 +158,14 @@ class Folder(Place):
         return _version_of(found)
 
     def _versions(self, folder: str, names: list[str] | None) -> dict[str, str]:
-        here = os.fspath(self.path / folder)
+        if names is not None:
+            known = ((name, self._version(f"{folder}/{name}")) for name in names)
+            return {name: version for name, version in known if version is not None}
         found = {}
-        for name in self._names(folder) if names is None else names:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                found[name] = _version_of(os.stat(f"{here}/{name}"))
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path / folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # it went meanwhile, or is a link to nothing
+                    found[entry.name] = _version_of(entry.stat())
         return found
 
     def _delete(self, name: str) -> None:

@@ -35,6 +35,13 @@ def place(job: Job, nodes: Sequence[Node], needed: int, shards: int, *, autoscal
     size = Workers(1, run.cpus_per_worker, float(gpus), run.memory_bytes or 0)
     if autoscale:
         return _asked_for(run, nodes, size, needed)
+    if not nodes:
+        raise Refused(
+            "--address",
+            given="a cluster of which no node takes workers",
+            allowed="a cluster with nodes that have cores for them",
+            remedy="add nodes, or give --autoscale if the cluster adds them by itself",
+        )
     _require_largest(run, nodes, size)
     most = sum(fit(node, size) for node in nodes)
     if run.workers != "auto" and run.workers > most:

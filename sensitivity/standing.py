@@ -7,9 +7,10 @@ them still, a page stands for its records; otherwise they are read. Pages may be
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -25,93 +26,98 @@ PAGE = 1000
 
 
 @dataclass(frozen=True)
+class Page:
+    """What `PAGE` shards add up to, all of them done, while their records have that version."""
+
+    number: int
+    version: str
+    tally: Tally
+
+
+@dataclass(frozen=True)
 class Standing:
-    """done: which shards are committed, bool `(shard)`. tally: of those. unkept: full pages that no file stands for."""
+    """done: which shards are committed, bool `(shard)`. tally: of those. unkept: pages that no file stands for."""
 
     done: np.ndarray
     tally: Tally
-    unkept: tuple[int, ...] = ()
+    unkept: tuple[Page, ...] = ()
 
 
 def stand(run: Run, hear: Callable[[Odd], None] | None = None) -> Standing:
     """Where the run stands now. hear: is told of records that do not count.
 
-    Listings, one small file a full page, and one a shard that is done on others. Dims: see `Standing`.
+    Listings, one small file a full page, and one a shard that is done on others.
     """
     chunks = Chunks(run)  # first: of what is committed meanwhile they are looked for one by one
-    versions = run.place.versions(COMMITS)
-    book = _Book(run, versions)
+    book = _Book(run, run.place.versions(COMMITS))
     done = np.zeros(run.layout.shard_count, bool)
-    tallies, unkept = [], []
-    for page, known in book.pages():
-        first, stop = book.bounds(page)
-        if known is not None and chunks.hold(first, stop):
-            tallies.append(known)
-            done[first:stop] = True
-            continue
-        records = [Tally()]
-        for record in each_record(run, chunks, book.listed(page)):
-            if isinstance(record, Commit):
-                done[record.shard] = True
-                records.append(Tally.of(record))
-            elif hear is not None:
-                hear(record)
-        tallies.append(sum_up(records))
-        if book.keeps and done[first:stop].all():
-            unkept.append(page)
-    return Standing(done, sum_up(tallies), tuple(unkept))
+    unkept: list[Page] = []
+
+    def tallies() -> Iterator[Tally]:
+        for number, kept in book.pages():
+            shards = slice(*book.bounds(number))
+            if kept is not None and chunks.hold(shards.start, shards.stop):
+                done[shards] = True
+                yield kept.tally
+                continue
+            records = list(book.records(number, chunks, hear))
+            done[[record.shard for record in records]] = True
+            tally = sum_up(map(Tally.of, records))
+            version = book.version(number)
+            if keeps_pages(run) and version is not None and done[shards].all():
+                unkept.append(Page(number, version, tally))
+            yield tally
+
+    return Standing(done, sum_up(tallies()), tuple(unkept))
 
 
 class _Book:
-    """The pages of a run, held against the versions of its commit records."""
+    """The pages of a run, held against the versions of its commit records, listed before they are read."""
 
     def __init__(self, run: Run, versions: Mapping[str, str]) -> None:
         self._run, self._versions = run, versions
         self._count = run.layout.shard_count
-        self.keeps = keeps_pages(run)
         self._there = sorted({index // PAGE for index in listed_shards(versions, self._count)})
 
-    def bounds(self, page: int) -> tuple[int, int]:
+    def bounds(self, number: int) -> tuple[int, int]:
         """The shards `[first, stop)` of a page."""
-        return page * PAGE, min((page + 1) * PAGE, self._count)
+        return number * PAGE, min((number + 1) * PAGE, self._count)
 
-    def listed(self, page: int) -> list[int]:
-        """The page's shards that have a record."""
-        return [index for index in range(*self.bounds(page)) if record_name(index) in self._versions]
+    def records(
+        self, number: int, chunks: Chunks | None = None, hear: Callable[[Odd], None] | None = None
+    ) -> Iterator[Commit]:
+        """The page's records that count."""
+        listed = [index for index in range(*self.bounds(number)) if record_name(index) in self._versions]
+        for record in each_record(self._run, chunks, listed):
+            if isinstance(record, Commit):
+                yield record
+            elif hear is not None:
+                hear(record)
 
-    def pages(self) -> Iterable[tuple[int, Tally | None]]:
-        """Every page that has a record, with its tally where a file that is up to date keeps it."""
-        names = set(self._run.place.names(PAGES)) if self.keeps else set()
-        kept = [page for page in self._there if _page_name(page) in names]
-        tallies = dict(zip(kept, self._run.place.each(self._read, kept), strict=True))
-        return ((page, tallies.get(page)) for page in self._there)
+    def pages(self) -> Iterator[tuple[int, Page | None]]:
+        """The number of every page that has a record, with the page where a file that is up to date keeps it."""
+        names = set(self._run.place.names(PAGES)) if keeps_pages(self._run) else set()
+        kept = [number for number in self._there if _page_name(number) in names]
+        found = iter(self._run.place.each(self._read, kept))
+        return ((number, next(found) if _page_name(number) in names else None) for number in self._there)
 
-    def _read(self, page: int) -> Tally | None:
-        version = self.version(page)
-        content = self._run.place.read_json(f"{PAGES}/{_page_name(page)}") if version else None
-        if content is None or content.get("version") != version or content.get(SEAL) != seal(content):
+    def _read(self, number: int) -> Page | None:
+        version = self.version(number)
+        content = self._run.place.read_json(f"{PAGES}/{_page_name(number)}") if version else None
+        if version is None or content is None or content.get("version") != version:
             return None
-        return Tally.from_json(content["tally"])
-
-    def version(self, page: int) -> str | None:
-        """What changes with any of a page's records; None where one is not there."""
-        first, stop = self.bounds(page)
         try:
-            found = [self._versions[record_name(index)] for index in range(first, stop)]
+            return Page(number, version, Tally.from_json(content["tally"])) if content[SEAL] == seal(content) else None
+        except (KeyError, TypeError, ValueError):  # of another version of ours
+            return None
+
+    def version(self, number: int) -> str | None:
+        """What changes with any of a page's records; None where one is not there."""
+        try:
+            found = [self._versions[record_name(index)] for index in range(*self.bounds(number))]
         except KeyError:
             return None
         return hashlib.blake2b("\n".join(found).encode(), digest_size=16).hexdigest()
-
-    def write(self, page: int) -> None:
-        """Keep a full page: of records as they were listed before they are read."""
-        version = self.version(page)
-        records = [record for record in each_record(self._run, shards=self.listed(page)) if isinstance(record, Commit)]
-        first, stop = self.bounds(page)
-        if version is None or len(records) < stop - first:
-            return
-        content = {"version": version, "tally": sum_up(map(Tally.of, records)).to_json()}
-        content = json.loads(json.dumps(content))  # tuples are lists from here on, as for whoever reads it
-        self._run.place.write_json(f"{PAGES}/{_page_name(page)}", {**content, SEAL: seal(content)})
 
 
 def keeps_pages(run: Run) -> bool:
@@ -119,8 +125,8 @@ def keeps_pages(run: Run) -> bool:
     return run.layout.shard_count > PAGE
 
 
-def _page_name(page: int) -> str:
-    return f"{page:08d}.json"
+def _page_name(number: int) -> str:
+    return f"{number:08d}.json"
 
 
 class Keeper:
@@ -140,19 +146,25 @@ class Keeper:
 
     def heard(self, shard: int) -> None:
         """A shard that was missing is committed now."""
-        page = shard // PAGE
-        self._missing[page] -= 1
-        if self._keeps and self._missing[page] == 0:
-            self._pool.submit(self._keep, page)
+        number = shard // PAGE
+        self._missing[number] -= 1
+        if self._keeps and self._missing[number] == 0:
+            self._pool.submit(self._add_up, number)
 
-    def close(self) -> None:
-        """Wait until what is full is kept."""
-        self._pool.shutdown()
+    def close(self, *, hurry: bool = False) -> None:
+        """Wait until what is full is kept, or, in a hurry, until the page in hand is."""
+        self._pool.shutdown(cancel_futures=hurry)
 
-    def _keep(self, page: int) -> None:
+    def _add_up(self, number: int) -> None:
         book = _Book(self._run, {})
-        try:
-            names = [record_name(index) for index in range(*book.bounds(page))]
-            _Book(self._run, self._run.place.versions(COMMITS, names)).write(page)
-        except (OSError, LeaseLost):
-            pass
+        first, stop = book.bounds(number)
+        with contextlib.suppress(OSError, LeaseLost):
+            book = _Book(self._run, self._run.place.versions(COMMITS, map(record_name, range(first, stop))))
+            version, records = book.version(number), list(book.records(number))
+            if version is not None and len(records) == stop - first:
+                self._keep(Page(number, version, sum_up(map(Tally.of, records))))
+
+    def _keep(self, page: Page) -> None:
+        content = json.loads(json.dumps({"version": page.version, "tally": page.tally.to_json()}))  # tuples as lists
+        with contextlib.suppress(OSError, LeaseLost):
+            self._run.place.write_json(f"{PAGES}/{_page_name(page.number)}", {**content, SEAL: seal(content)})

@@ -135,7 +135,7 @@ class Worker:
             why=self.choice.why,
             token=self.run.token,
         )
-        return self._writer.hand_over(self._finish, gate, shard, prediction, written, record)
+        return self._writer.hand_after(self._finish, gate, shard, prediction, written, record)
 
     def _write(self, gate: Gate, start: int, stop: int, jacobian: np.ndarray) -> None:
         with gate.passed():
@@ -149,7 +149,8 @@ class Worker:
         with gate.passed(last=True):
             self._results.write_prediction(shard, prediction)
             chunks = self._results.make_durable(shard)
-            return commit(self.run, replace(record, chunks=chunks, finished=time.time()))
+            attempt = gate.attempt or record.attempt
+            return commit(self.run, replace(record, chunks=chunks, attempt=attempt, finished=time.time()))
 
     def _learn(self) -> None:
         """A call that had to be made smaller is what later workers of this kind begin with."""

@@ -19,13 +19,15 @@ class GivenUp(RuntimeError):
 class Gate:
     """Whether a shard's results may be written; asked before each chunk and the record.
 
-    Of two workers that compute one shard only one is let through, for what they write may be rounded otherwise.
+    Of two workers that compute one shard only one is let through, for what they write may be rounded otherwise. That
+    holds while both live and answer; of one that was taken for dead, `commits.commit` sorts out what it still writes.
     held: nothing is written until `let`.
     """
 
     def __init__(self, *, held: bool = False) -> None:
         self._change = threading.Condition()
         self._held, self._closed, self._inside, self._reached, self._done = held, False, False, False, False
+        self.attempt: int | None = None
 
     @contextmanager
     def passed(self, *, last: bool = False) -> Iterator[None]:
@@ -45,18 +47,22 @@ class Gate:
                 self._inside = False
                 self._change.notify_all()
 
-    def let(self) -> None:
+    def let(self, attempt: int | None = None) -> None:
+        """attempt: as which it counts, if not as the one that it was begun as."""
         with self._change:
-            self._held = False
+            self._held, self.attempt = False, attempt
             self._change.notify_all()
 
-    def close(self) -> bool:
-        """Let nothing through any more, once what is being written is written; False if that was the last of it."""
+    def close(self, seconds: float | None = None) -> bool | None:
+        """Let nothing more through. False: all had passed already; None: something is still being written after so
+        many seconds, and it may be the last.
+        """
         with self._change:
-            self._change.wait_for(lambda: not self._inside)
-            self._closed = not self._done
+            self._closed = True
             self._change.notify_all()
-            return self._closed
+            if not self._change.wait_for(lambda: not self._inside, seconds):
+                return None
+            return not self._done
 
     @property
     def is_closed(self) -> bool:
@@ -70,6 +76,10 @@ class Gate:
 
 class Writer(Protocol):
     def hand_over(
+        self, act: Callable[Arguments, Found], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Found]: ...
+
+    def hand_after(
         self, act: Callable[Arguments, Found], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Future[Found]: ...
 
@@ -87,6 +97,8 @@ class AtOnce:
             future.set_exception(error)
         return future
 
+    hand_after = hand_over
+
 
 class InBackground:
     """Writes in a thread, in order: whoever hands something over waits until what was handed over before is written.
@@ -103,6 +115,12 @@ class InBackground:
     ) -> Future[Found]:
         if self._last is not None:
             wait([self._last])
+        return self.hand_after(act, *args, **kwargs)
+
+    def hand_after(
+        self, act: Callable[Arguments, Found], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Found]:
+        """The same for something small that belongs to what was handed over before: nobody waits."""
         future = self._thread.submit(act, *args, **kwargs)
         self._last = future
         return future

@@ -21,16 +21,15 @@ import pytest
 FEATURES = ("rain", "heat")
 
 
-CLUSTERS = ("test_submit.py", "test_nodes.py")  # of processes of their own, which a file's tests share
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the two processes that tests run in, those that run jobs share one, and its Ray session."""
+    """Of the two processes that tests run in, those that need a Ray session share one; others that run jobs stay
+    together by file, for what the file's tests share.
+    """
     for item in items:
-        if item.path.name in CLUSTERS:
+        if "ray_session" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+        elif "jobs" in item.path.parts:
             item.add_marker(pytest.mark.xdist_group(item.path.name))
-        elif "jobs" in item.path.parts or "ray_session" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("jobs"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -89,4 +89,5 @@ def test_a_worker_that_fails_late_leaves_its_shard_to_the_second(write_job, ray_
     assert summary.complete
     _, second = map(int, log.read_text().split())
     record = read_commits(summary.run)[3]
-    assert record.pid == second
+    assert (record.pid, record.attempt) == (second, 2)
+    assert read_failures(summary.run) == {}

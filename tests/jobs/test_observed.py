@@ -56,7 +56,8 @@ def test_metrics_reach_what_prometheus_reads(write_job, ray_session, tmp_path):
 
     summary = run_job(Job.load(write_job(sensitivity=KNOBS, run={"shard_windows": 20})), How())
     port = ray.nodes()[0]["MetricsExportPort"]
-    said = until_said(port, lambda said: "sensitivity_windows_total{" in said and str(summary.run.place) in said)
+    whole = re.compile(rf'sensitivity_windows_total{{[^}}]*run="{re.escape(str(summary.run.place))}"[^}}]*}} 55')
+    said = until_said(port, lambda said: whole.search(said) is not None)
     mine = [line for line in said.splitlines() if f'run="{summary.run.place}"' in line]
     values = {re.sub(r".*sensitivity_(\w+)\{.*", r"\1", line): float(line.split()[-1]) for line in mine}
     assert values["windows_total"] == 55

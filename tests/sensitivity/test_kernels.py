@@ -97,7 +97,7 @@ def test_the_chosen_kernel_equals_the_tape(name):
     prediction, jacobian = kernel(windows)
     assert jacobian.shape == expected.shape
     assert worst(jacobian, expected) < 1e-5
-    np.testing.assert_allclose(prediction, target.model(windows), rtol=1e-5, atol=1e-6)
+    assert worst(prediction, target.model(windows)) < 1e-5
     kernel(windows_of(5))
     assert kernel.traces == 1
     smooth = name != "lstm"  # it has a ReLU

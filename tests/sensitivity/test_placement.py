@@ -72,7 +72,9 @@ def test_workers_are_counted_node_by_node(run, count, memory):
     assert (workers.count, workers.memory) == (count, memory * GB)
 
 
-NODES = st.lists(st.builds(Node, st.integers(1, 9), st.integers(0, 3), st.integers(1, 64 * GB)), min_size=1, max_size=4)
+NODES = st.lists(
+    st.builds(Node, st.integers(1, 9), st.integers(0, 3), st.integers(GB, 64 * GB)), min_size=1, max_size=4
+)
 
 
 @given(NODES, st.integers(1, 3), st.sampled_from([0, 0.25, 0.6, 1, 2]), st.integers(1, 40))
@@ -100,7 +102,7 @@ def test_shares_of_a_gpu_are_of_one_gpu():
 
 
 def test_workers_that_each_node_lacks_something_for_are_refused():
-    with pytest.raises(Refused, match=r"(?s)run\.cpus_per_worker, run\.gpus_per_worker.*8 cores, 2 GPUs"):
+    with pytest.raises(Refused, match=r"(?s)run\.cpus_per_worker, run\.gpus_per_worker.*8 cores, 0 GPUs"):
         place(job(cpus_per_worker=8, gpus_per_worker=1), [Node(8, 0, GB), Node(4, 2, GB)], MODEST, 100)
 
 

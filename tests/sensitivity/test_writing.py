@@ -72,6 +72,25 @@ def test_closing_waits_for_what_is_being_written_and_tells_whether_more_was_to_c
     assert became[-1] == "through"
 
 
+def test_who_is_inside_for_long_is_not_waited_for_but_passes_no_more():
+    gate, inside = Gate(), threading.Event()
+    became = enter(gate, inside=inside)
+    until(lambda: became == ["inside"])
+    assert gate.close(0.01) is None
+    inside.set()
+    until(lambda: became == ["inside", "through"])
+    assert gate.close(10) is True
+    assert enter_now(gate) == "given up"
+
+
+def enter_now(gate: Gate) -> str:
+    try:
+        with gate.passed():
+            return "inside"
+    except GivenUp:
+        return "given up"
+
+
 def test_what_failed_last_was_not_done():
     gate = Gate()
     with pytest.raises(OSError, match="disk"), gate.passed(last=True):
@@ -93,6 +112,15 @@ def test_in_the_background_one_thing_is_written_at_a_time_and_in_order():
     second = writer.hand_over(write, 1)  # waits for the first
     assert done[0] == 0
     assert [first.result(), second.result()] == [0, 1]
+
+
+def test_nobody_waits_for_something_small():
+    writer, go = InBackground(), threading.Event()
+    first = writer.hand_over(go.wait, 10)
+    second = writer.hand_after(int, "2")
+    assert not first.done()
+    go.set()
+    assert second.result() == 2
 
 
 @pytest.mark.parametrize("writer", [AtOnce(), InBackground()], ids=["at once", "in the background"])
