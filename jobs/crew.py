@@ -31,7 +31,8 @@ from .ledger import Attempt, Ledger, Trouble
 from .roster import Roster, Seat
 from .stopping import Stop
 
-DEPTH, FEW = 2, 8
+DEPTH = 2
+FEW = 8  # calls: of more, it pays to ask again which others are answered by now
 PATIENCE_SECONDS, LOOK_SECONDS, GROW_SECONDS = 30.0, 1.0, 5.0
 LATE, LATE_SECONDS = 3.0, 10.0  # times the usual, and at least so long, before a shard is begun a second time
 GIVE_UP_SECONDS = 10.0  # a worker that does not even answer is ended

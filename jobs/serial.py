@@ -21,7 +21,7 @@ from .stopping import Stop
 def run_serial(
     run: Run, ledger: Ledger, choice: Choice, workers: Workers, stop: Stop | None = None
 ) -> Iterator[Commit | Failure]:
-    """Compute every shard of the ledger, one after another, until asked to stop; yields what became of each."""
+    """Compute every shard of the ledger, one after another, until asked to stop; yields what became of each try."""
     use_threads(workers.cpus, gpu=workers.gpus > 0, share=workers.gpu_share)
     with quiet():
         worker = Worker(run, choice, workers)

@@ -73,27 +73,28 @@ def look(run: Run) -> View:
     """Shards done, failed and missing; rate and time left; workers and their settings; from records alone."""
     odd: list[Odd] = []
     standing = stand(run, odd.append)
-    failures = [failure for failure in each_failure(run) if not standing.done[failure.shard]]
-    given_up = sum(failure.given_up for failure in failures)
+    failed, given_up, shown = 0, 0, []
+    for failure in each_failure(run):
+        if not standing.done[failure.shard]:
+            failed += 1
+            given_up += failure.given_up
+            shown += [_failure(failure)] if failed <= SHOWN else []
     layout, tally, driver = run.layout, standing.tally, owner(run.place)
     waiting = layout.shard_count - tally.shards - given_up
     lines = [
         ("run", str(run.place)),
         ("driver", str(driver or "none at work")),
         ("shards", f"{tally.shards:,} done, {given_up:,} failed, {waiting:,} missing, of {layout.shard_count:,}"),
-        (
-            "windows",
-            f"{tally.windows:,} of {layout.windows:,} committed, {run.skipped:,} skipped for gaps",
-        ),
+        ("windows", f"{tally.windows:,} of {layout.windows:,} committed, {run.skipped:,} skipped for gaps"),
     ]
     for change in run.content.get("version_changes", []):
         lines += [("versions", f"changed: {text}") for text in differences(change["from"], change["to"])]
     if tally.shards:
         lines += [*_pace(run, tally, at_work=driver is not None), *_from_records(tally)]
     lines += [("odd", str(record)) for record in odd[:SHOWN]]
-    lines += [("failed", _failure(failure)) for failure in failures[:SHOWN]]
-    if len(failures) > SHOWN:
-        lines.append(("", f"and {len(failures) - SHOWN:,} more, in {run.place}/failures"))
+    lines += [("failed", failure) for failure in shown]
+    if failed > SHOWN:
+        lines.append(("", f"and {failed - SHOWN:,} more, in {run.place}/failures"))
     if tally.shards < layout.shard_count and driver is None:
         lines.append(("to go on", resume_command(run.place, retry_failed=not waiting)))
     text = "\n".join(f"{name:10} {value}" for name, value in lines)

@@ -158,13 +158,14 @@ class Chunks:
 
     def __init__(self, run: Run) -> None:
         layout = run.layout
-        self._layout, self._steps = layout, -(-run.content["model"]["output_steps"] // layout.chunk_steps)
-        self._jacobian = np.zeros((-(-layout.windows // layout.chunk_windows), self._steps), bool)
+        steps = -(-run.content["model"]["output_steps"] // layout.chunk_steps)
+        self._layout = layout
+        self._jacobian = np.zeros((-(-layout.windows // layout.chunk_windows), steps), bool)
         self._prediction = np.zeros((layout.shard_count, 1), bool)
         for array, there in (("jacobian", self._jacobian), ("prediction", self._prediction)):
             for name in run.place.names(f"{RESULTS}/{array}"):
-                found = _CHUNK.fullmatch(name)
-                if found and (index := (int(found[1]), int(found[2]))) < there.shape and index[1] < there.shape[1]:
+                index = tuple(map(int, found.groups())) if (found := _CHUNK.fullmatch(name)) else there.shape
+                if all(i < size for i, size in zip(index, there.shape, strict=True)):
                     there[index] = True
 
     def hold(self, first: int, stop: int) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -165,6 +164,6 @@ class Keeper:
                 self._keep(Page(number, version, sum_up(map(Tally.of, records))))
 
     def _keep(self, page: Page) -> None:
-        content = json.loads(json.dumps({"version": page.version, "tally": page.tally.to_json()}))  # tuples as lists
+        content = {"version": page.version, "tally": page.tally.to_json()}
         with contextlib.suppress(OSError, LeaseLost):
             self._run.place.write_json(f"{PAGES}/{_page_name(page.number)}", {**content, SEAL: seal(content)})

@@ -98,9 +98,7 @@ class Tally:
         return cls(
             **{name: content[name] for name in _NUMBERS},
             attempts=Counter(dict(content["attempts"])),
-            settings=Counter(
-                {setting: count for setting, (_, count) in zip(settings, content["settings"], strict=True)}
-            ),
+            settings=Counter(dict(content["settings"])),
             reasons=Counter(dict(content["reasons"])),
             workers={(host, pid): (Pace(*pace), settings[i]) for host, pid, *pace, i in content["workers"]},
             sessions={token: Pace(*pace) for token, *pace in content["sessions"]},

@@ -99,13 +99,21 @@ class Worker:
         if record is not None:
             done.set_result(record)
             return done
-        gate = gate or Gate()
-        started = time.time()
-        facts, layout = self.run.facts, self.run.layout
+        gate, started = gate or Gate(), time.time()
+        prediction, written, computed, not_finite = self._chunks(shard, gate)
+        self._learn()
+        record = self._record(shard, attempt, started, computed, not_finite)
+        return self._writer.hand_after(self._finish, gate, shard, prediction, written, record)
+
+    def _chunks(self, shard: Shard, gate: Gate) -> tuple[np.ndarray, list[Future[None]], int, int]:
+        """Compute a shard's chunks and hand them over: its predictions, chunks on their way, windows computed, and
+        derivatives that are not finite.
+        """
+        facts = self.run.facts
         prediction = np.full((shard.stop - shard.start, facts.output_steps, len(facts.outputs)), np.nan, facts.dtype)
         computed = not_finite = 0
         written: list[Future[None]] = []
-        for start, stop in layout.chunks(shard):
+        for start, stop in self.run.layout.chunks(shard):
             block = prediction[start - shard.start : stop - shard.start]
             jacobian = np.full((*block.shape, facts.lags, facts.features), np.nan, facts.dtype)
             whole = self._differentiate(start, stop, block, jacobian)
@@ -114,8 +122,11 @@ class Worker:
             written.append(self._writer.hand_over(self._write, gate, start, stop, jacobian))
             if len(written) > 1:
                 written[-2].result()  # or there is no sense in going on
-        self._learn()
-        record = Commit(
+        return prediction, written, computed, not_finite
+
+    def _record(self, shard: Shard, attempt: int, started: float, computed: int, not_finite: int) -> Commit:
+        """What is known before the last chunk is written."""
+        return Commit(
             shard=shard.index,
             start=shard.start,
             stop=shard.stop,
@@ -131,11 +142,10 @@ class Worker:
             finished=started,
             peak_memory=peak_memory(),
             setting=self.kernel.setting.to_json(),
-            projected_memory=worker_memory(facts, self.choice, layout, timing=True),
+            projected_memory=worker_memory(self.run.facts, self.choice, self.run.layout, timing=True),
             why=self.choice.why,
             token=self.run.token,
         )
-        return self._writer.hand_after(self._finish, gate, shard, prediction, written, record)
 
     def _write(self, gate: Gate, start: int, stop: int, jacobian: np.ndarray) -> None:
         with gate.passed():

@@ -3,9 +3,9 @@
     python tests/benchmarks/scale.py [--shards 100000] [--simulated 1000000]
 
 A run of one window a shard goes through as always: series, model, template, two workers on Ray, chunks, records, all on
-the disk. Printed: what the driver's process takes a shard (all its threads, Ray's among them), how much its memory
-grows, and how long `status` and planning a resumption take then. The same for more shards by simulation: workers that
-answer without computing, records without chunks.
+the disk (TMPDIR says which). Printed: what the driver's process takes a shard (all its threads, Ray's among them), and
+the thread that hears of shards alone; how much its memory grows; how long `status` and planning a resumption take then.
+The same for more shards by simulation: workers that compute nothing, and leave empty chunks and a record behind.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Trivial:
     def finish(self) -> list[tuple[int, Commit]]:
         return []
 
-    def compute(self, shard: Shard, attempt: int, held: bool) -> list[tuple[int, Commit]]:
+    def compute(self, call: int, shard: Shard, attempt: int, held: bool) -> list[tuple[int, Commit]]:
         run, now = self._run, time.time()
         chunks = dict.fromkeys(chunk_keys(run, shard), "00000000")
         for key in chunks:
@@ -134,7 +134,7 @@ class Trivial:
             token=run.token,
         )
         (run.place.path / "commits" / record_name(shard.index)).write_bytes(_sealed(record))
-        return [(shard.index, record)]
+        return [(call, record)]
 
 
 def measure(file: Path, what: str) -> None:

@@ -227,6 +227,12 @@ def test_chunks_are_known_by_shard(windows, chunk, chunks_a_shard, steps, data):
     assert [index for index in range(layout.shard_count) if not found.hold(index, index + 1)] == [owner]
 
 
+def test_chunks_that_are_none_of_the_runs_are_passed_over(run):
+    for name in ("jacobian/c.7.0.0.0.0", "jacobian/c.0.1.0.0.0", "prediction/c.7.0.0", "prediction/c.x.0.0"):
+        (run.place.path / "results.zarr" / name).write_bytes(b"")
+    assert stand(run).done.all()
+
+
 class FakePlace:
     def __init__(self, keys: list[str]) -> None:
         self._keys = keys
