@@ -22,9 +22,11 @@ from sensitivity.plan import (
     plan_run,
     worker_memory,
 )
-from sensitivity.series import Survey, Windows, first_windows, survey
+from sensitivity.series import first_windows
 from sensitivity.setting import Choice
 from sensitivity.store import JOB, Run, identity, require_same
+from sensitivity.survey import Survey, survey
+from sensitivity.windows import Windows
 
 from .resources import hold, local, quiet
 

@@ -22,7 +22,7 @@ from .lease import LEASE, Lease, LeaseLost, is_lease, owned
 from .patience import StoreFailed, reason
 from .places import Place
 from .plan import Plan
-from .series import Survey, Windows, ingest, is_sliceable
+from .series import ingest, is_sliceable
 from .store import (
     COMMITS,
     FAILURES,
@@ -37,7 +37,9 @@ from .store import (
     job_seal,
     load_run_model,
 )
+from .survey import Survey
 from .versions import versions
+from .windows import Windows
 
 if TYPE_CHECKING:
     import keras

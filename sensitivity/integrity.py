@@ -17,8 +17,9 @@ from .errors import Refused
 from .folders import Folder
 from .patience import is_damage, reason
 from .places import Place
-from .series import ingest, series_changed, survey
+from .series import ingest, series_changed
 from .store import JOB, MODEL, RESULTS, SERIES, Run
+from .survey import survey
 from .template import write_template
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, overload
 from . import walks
 from .errors import Refused
 from .job import Job
-from .series import Survey, Windows
 from .setting import Choice, Setting
+from .survey import Survey
+from .windows import Windows
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,9 +20,11 @@ from .job import Job, SensitivitySection, SeriesSection
 from .lease import LEASE, Lease, Owner, require_owner
 from .places import Place
 from .plan import Layout
-from .series import Survey, Windows, ingested
+from .series import ingested
 from .setting import Choice
+from .survey import Survey
 from .versions import differences, versions
+from .windows import Windows
 
 if TYPE_CHECKING:
     import keras

@@ -14,7 +14,8 @@ import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 from .plan import Layout
-from .series import Survey, Windows
+from .survey import Survey
+from .windows import Windows
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store

@@ -14,8 +14,8 @@ from sensitivity import plan
 from sensitivity.errors import Refused
 from sensitivity.job import Job
 from sensitivity.plan import CHUNK_BYTES, MiB, Workers
-from sensitivity.series import Survey
 from sensitivity.setting import Choice, Setting
+from sensitivity.survey import Survey
 from sensitivity.times import TimeAxis
 
 GB = 10**9

@@ -8,13 +8,15 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sensitivity import readers
 from sensitivity.addresses import place_at
 from sensitivity.errors import Refused
 from sensitivity.folders import Folder
 from sensitivity.job import Scaling, SeriesSection
-from sensitivity.series import Windows, first_windows, ingest, ingested, is_sliceable, open_series, survey
+from sensitivity.readers import blocks
+from sensitivity.series import first_windows, ingest, ingested, is_sliceable, open_series
+from sensitivity.survey import survey
 from sensitivity.times import TimeAxis
+from sensitivity.windows import Windows
 from tests.conftest import cut, frame
 
 FORMATS = ("csv", "csv.gz", "parquet", "nc", "zarr", "npy")
@@ -44,7 +46,7 @@ def write_csv(table: pd.DataFrame, path) -> SeriesSection:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_tells_the_same_series(tmp_path, form, monkeypatch):
-    monkeypatch.setattr(readers, "BLOCK_STEPS", 7)
+    monkeypatch.setattr(blocks, "BLOCK_STEPS", 7)
     table = frame(50)
     table.loc[[6, 7, 20, 21, 22, 49], "rain"] = np.nan
     table.loc[8, "heat"] = np.inf
@@ -57,7 +59,7 @@ def test_every_format_tells_the_same_series(tmp_path, form, monkeypatch):
     np.testing.assert_allclose(found.std, values.std(ddof=0), rtol=1e-12)
     if form != "npy":
         np.testing.assert_array_equal(found.axis.at(np.arange(50)), table["time"].to_numpy())
-        monkeypatch.setattr(readers, "BLOCK_STEPS", 1000)
+        monkeypatch.setattr(blocks, "BLOCK_STEPS", 1000)
         assert found.fingerprint == survey(write_csv(table, tmp_path)).fingerprint
 
 
@@ -135,7 +137,7 @@ def set_time(row: int, value):
     ],
 )
 def test_times_that_are_not_regular_are_refused_with_the_first_offending_row(tmp_path, change, row, what, monkeypatch):
-    monkeypatch.setattr(readers, "BLOCK_STEPS", 10)
+    monkeypatch.setattr(blocks, "BLOCK_STEPS", 10)
     with pytest.raises(Refused) as refusal:
         survey(write_csv(mangle(change), tmp_path))
     assert refusal.value.key == "series.time"
@@ -272,7 +274,7 @@ def test_damage_inside_a_store_is_refused(tmp_path):
 
 
 def test_first_windows_look_past_gaps(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "BLOCK_STEPS", 8)
+    monkeypatch.setattr(blocks, "BLOCK_STEPS", 8)
     table = frame(40)
     table.loc[:15, "rain"] = np.nan
     found = first_windows(write_csv(table, tmp_path), Windows(40, 5), "float64", 3)

@@ -1,0 +1,68 @@
+"""Which columns of a series a model takes, and their values as numbers."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import Refused
+
+
+def choose_features(columns: Sequence[str], features: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns the model takes: those asked for, in that order, else all."""
+    missing = [name for name in features or () if name not in columns]
+    if missing or not columns:
+        raise no_column("series.features", missing, columns)
+    return tuple(features or columns)
+
+
+def require_once(used: Sequence[str], columns: Sequence[str]) -> None:
+    """Refuse to take a column of which there are two."""
+    count = Counter(columns)
+    twice = [name for name in dict.fromkeys(used) if count[name] > 1]
+    if twice:
+        raise Refused(
+            "series.features",
+            given=f"{', '.join(twice)}, {count[twice[0]]} columns of this name in the series",
+            allowed="columns that have names of their own",
+            remedy="rename one of them in the series",
+        )
+
+
+def no_column(key: str, missing: Sequence[str], columns: Sequence[str]) -> Refused:
+    shown = ", ".join(itertools.islice(columns, 20)) + (", …" if len(columns) > 20 else "")
+    return Refused(
+        key,
+        given=f"{', '.join(missing)} (no such column)" if missing else "a series without numeric columns",
+        allowed=f"columns of the series: {shown or 'none'}",
+        remedy=_column_advice(columns),
+    )
+
+
+def _column_advice(columns: Sequence[str]) -> str:
+    if len(columns) == 1 and any(mark in columns[0] for mark in ";\t|"):
+        return "separate the columns by commas"
+    if not columns:
+        return "give numbers as one variable per feature along the steps, or one variable (step, feature)"
+    return "correct the name; spelling and case count"
+
+
+def numbers(column: Any, name: str, first_row: int) -> np.ndarray:
+    import pandas as pd
+
+    no_number = getattr(column.dtype, "kind", "O") in "mM"  # pandas would turn dates into nanoseconds
+    found = pd.to_numeric(column, errors="coerce")
+    bad = np.flatnonzero(((found.isna() | no_number) & column.notna()).to_numpy())
+    if bad.size:
+        rows = "\n".join(f"row {first_row + i + 1}: {column.iloc[i]!r}" for i in bad[:3])
+        raise Refused(
+            f"series column {name!r}",
+            given=f"values that are no numbers, first\n{rows}",
+            allowed="numbers, or nothing where a value is missing",
+            remedy="name a time column as series.time; leave text columns out of series.features",
+        )
+    return found.to_numpy(np.float64, na_value=np.nan)
