@@ -142,8 +142,7 @@ def plan(job: Path, trust_model: bool) -> None:
     from .describe import described
     from .prepare import prepare
 
-    prepared = prepare(Job.load(job), trust_model=trust_model)
-    click.echo(described(prepared.plan, prepared.audit))
+    click.echo(described(prepare(Job.load(job), trust_model=trust_model)))
 
 
 @main.command()
@@ -227,8 +226,9 @@ def verify(run: str, repair: bool) -> None:
 @RUN
 @click.argument("statistic", type=click.Choice(["importance", "lag-profile"]))
 @click.option("--format", "form", type=FORMATS, default="table", show_default=True)
+@click.option("--site", "sites", multiple=True, metavar="NAME", help="Of this site by itself. May be repeated.")
 @errors_explained
-def query(run: str, statistic: str, form: str) -> None:
+def query(run: str, statistic: str, form: str, sites: tuple[str, ...]) -> None:
     """A STATISTIC of RUN, in one pass over its store."""
     import sensitivity.query as queries
 
@@ -242,7 +242,8 @@ def query(run: str, statistic: str, form: str) -> None:
             f"the run is not complete: {committed:,} of {dataset.sizes['time']:,} windows are committed", err=True
         )
     with _damage_refused(run):
-        found = queries.STATISTICS[statistic](dataset).compute()
+        wanted = queries.STATISTICS[statistic]
+        found = (queries.by_site(wanted, dataset, sites) if sites else wanted(dataset)).compute()
     click.echo(render(queries.rows(found), form))
 
 
@@ -252,12 +253,13 @@ def query(run: str, statistic: str, form: str) -> None:
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="PNG, SVG or PDF file."
 )
+@click.option("--site", metavar="NAME", help="Of this site alone.")
 @errors_explained
-def plot(run: str, kind: str, output: Path) -> None:
+def plot(run: str, kind: str, output: Path, site: str | None) -> None:
     """Draw a picture of RUN into a file."""
     from sensitivity.errors import Refused
     from sensitivity.plots import plot as draw
-    from sensitivity.query import open_run
+    from sensitivity.query import of_site, open_run
 
     if output.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise Refused(
@@ -266,7 +268,8 @@ def plot(run: str, kind: str, output: Path) -> None:
     if not output.absolute().parent.is_dir():
         raise Refused("--output", given=output, allowed="a file in an existing directory", remedy="make the directory")
     with _damage_refused(run):
-        draw(open_run(run), kind, output)
+        dataset = open_run(run)
+        draw(dataset if site is None else of_site(dataset, site), kind, output)
     click.echo(str(output))
 
 

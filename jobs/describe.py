@@ -10,17 +10,28 @@ from sensitivity.progress import duration
 
 if TYPE_CHECKING:
     from sensitivity.audit import Audit
+    from sensitivity.creation import Beginning
 
 
-def described(plan: Plan, audit: Audit | None) -> str:
-    lines = [*_plan(plan), *(_audit(audit) if audit else ())]
+def described(job: Beginning) -> str:
+    lines = [*_series(job), *_plan(job.plan), *(_audit(job.audit) if job.audit else ())]
     return "\n".join(f"{name:16} {value}" for name, value in lines)
+
+
+def _series(job: Beginning) -> Iterator[tuple[str, str]]:
+    yield "features", ", ".join(job.plan.features) + "  (in the order the model takes them)"
+    by_site = job.plan.windows_by_site
+    if by_site:
+        short = sum(not windows for windows in by_site)
+        which = f", of which {short:,} {'is' if short == 1 else 'are'} shorter than a window" if short else ""
+        yield "sites", f"{len(by_site):,}{which}"
+    where = "copied into the run directory once" if job.copies_series else "read where it is"
+    yield "series", f"{job.survey.steps:,} steps, {where}"
 
 
 def _plan(plan: Plan) -> Iterator[tuple[str, str]]:
     layout, workers = plan.layout, plan.workers
     each = f"{workers.cpus} core{'s' if workers.cpus > 1 else ''}" + (f", {workers.gpus:g} GPU" if workers.gpus else "")
-    yield "features", ", ".join(plan.features) + "  (in the order the model takes them)"
     yield "windows", f"{layout.windows:,}, of which {plan.skipped:,} touch a missing value and are skipped"
     yield "shards", f"{layout.shard_count:,} of {layout.shard_windows:,} windows"
     shape = " × ".join(f"{size:,}" for size in plan.chunk_shape)

@@ -75,7 +75,7 @@ def prepare(
     found = survey(job.series)
     found.require_fits(job.run.dtype, job.series.scaling)
     if job.windows.length:
-        count_windows(found.steps, job.windows.length, job.windows.stride)
+        count_windows(found, job.windows.length, job.windows.stride)
     with quiet():
         from sensitivity.audit import require_stateless
         from sensitivity.loading import fingerprint, load_model
@@ -137,7 +137,7 @@ def _chosen(job: Job, target: Target, windows: np.ndarray, room: Room, plan: Pla
 
 
 def lay_out(job: Job, found: Survey, facts: ModelFacts) -> Layout:
-    windows = count_windows(found.steps, facts.length, job.windows.stride).count
+    windows = count_windows(found, facts.length, job.windows.stride).count
     return cut(windows, bytes_per_window(facts), facts.output_steps, job.run.shard_windows)
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import io
 import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from zarr.storage import ObjectStore as ZarrStore
 from zarr.storage import WrapperStore
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 SCHEMES = ("s3://", "gs://", "az://")
 _PART = 64 << 20
+_AHEAD = 1 << 17  # read of a file in parts, at least: its tables of contents are small and scattered
 # The library's own patience: ours comes on top of it, and covers what it gives up at once.
 _RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
 _CLIENT: Any = {"connect_timeout": "5s", "timeout": "300s", "read_timeout": "30s"}
@@ -88,6 +90,9 @@ class Bucket(Place):
             self._fetch(name, copy)
             yield copy
 
+    def seekable(self, name: str) -> IO[bytes]:
+        return io.BufferedReader(_Parts(self, name, self._found(name)), _AHEAD)
+
     def free_bytes(self) -> int | None:
         return None
 
@@ -102,13 +107,17 @@ class Bucket(Place):
 
     def _fetch(self, name: str, copy: Path) -> None:
         """Part by part, each with patience of its own, and all of one version."""
-        found = self._try(self._head, name)
-        if found is None:
-            raise FileNotFoundError(errno.ENOENT, "it is not there", f"{self.url}/{name}")
+        found = self._found(name)
         with copy.open("wb") as file:
             for start in range(0, found["size"], _PART):
                 stop = min(start + _PART, found["size"])
                 file.write(self._try(self._part, name, start, stop, found["e_tag"]))
+
+    def _found(self, name: str) -> ObjectMeta:
+        found = self._try(self._head, name)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "it is not there", f"{self.url}/{name}")
+        return found
 
     def _part(self, name: str, start: int, stop: int, tag: str | None) -> bytes:
         import obstore
@@ -261,6 +270,35 @@ class _Careful(WrapperStore[Any]):
                 return await act()
 
         return await (awaited_patiently(self._bucket, asked) if self._bucket.patient else asked())
+
+
+class _Parts(io.RawIOBase):
+    """An object read by ranges, each with patience of its own, and all of one version."""
+
+    def __init__(self, bucket: Bucket, name: str, found: ObjectMeta) -> None:
+        self._bucket, self._name, self._found, self._at = bucket, name, found, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._found["size"]}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self._at + len(buffer), self._found["size"])
+        if stop <= self._at:
+            return 0
+        part = self._bucket._try(self._bucket._part, self._name, self._at, stop, self._found["e_tag"])
+        buffer[: len(part)] = part
+        self._at += len(part)
+        return len(part)
 
 
 @contextlib.contextmanager

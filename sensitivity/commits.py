@@ -82,7 +82,6 @@ class Failure:
 
 SUM_BYTES = 4
 _NAME = re.compile(r"[0-9]{8,}\.json")
-_CHUNK = re.compile(r"c\.(\d+)\.(\d+)(?:\.0)+")
 _COMMIT, _FAILURE = TypeAdapter(Commit), TypeAdapter(Failure)
 
 
@@ -160,19 +159,21 @@ class Chunks:
         layout = run.layout
         steps = -(-run.content["model"]["output_steps"] // layout.chunk_steps)
         self._layout = layout
-        self._jacobian = np.zeros((-(-layout.windows // layout.chunk_windows), steps), bool)
-        self._prediction = np.zeros((layout.shard_count, 1), bool)
-        for array, there in (("jacobian", self._jacobian), ("prediction", self._prediction)):
-            for name in run.place.names(f"{RESULTS}/{array}"):
-                index = tuple(map(int, found.groups())) if (found := _CHUNK.fullmatch(name)) else there.shape
-                if all(i < size for i, size in zip(index, there.shape, strict=True)):
-                    there[index] = True
+        self._jacobian = _there(run, "jacobian", -(-layout.windows // layout.chunk_windows), steps, ".0.0.0")
+        self._prediction = _there(run, "prediction", layout.shard_count, 1, ".0")
 
     def hold(self, first: int, stop: int) -> bool:
         """Whether every chunk of shards `[first, stop)` was there."""
         size, chunk = self._layout.shard_windows, self._layout.chunk_windows
         chunks = slice(first * size // chunk, -(-min(stop * size, self._layout.windows) // chunk))
         return bool(self._prediction[first:stop].all() and self._jacobian[chunks].all())
+
+
+def _there(run: Run, array: str, count: int, steps: int, end: str) -> np.ndarray:
+    """Which of an array's chunks a listing names: bool `(chunk along time, chunk along output_step)`."""
+    names = set(run.place.names(f"{RESULTS}/{array}"))
+    listed = (f"c.{i}.{step}{end}" in names for i in range(count) for step in range(steps))
+    return np.fromiter(listed, bool, count * steps).reshape(count, steps)
 
 
 def chunk_checksum(chunk: bytes) -> str | None:

@@ -39,7 +39,6 @@ from .store import (
 )
 from .survey import Survey
 from .versions import versions
-from .windows import Windows
 
 if TYPE_CHECKING:
     import keras
@@ -64,6 +63,11 @@ class Beginning:
     plan: Plan
     audit: Audit | None
     copy_series: bool = False
+
+    @property
+    def copies_series(self) -> bool:
+        """Whether the run is to hold its series, for workers to read."""
+        return self.copy_series or not is_sliceable(self.job.series, self.survey)
 
 
 def require_free(home: Place) -> None:
@@ -170,10 +174,10 @@ def _fill(home: Place, beginning: Beginning) -> dict[str, Any]:
     for folder in (COMMITS, FAILURES):
         home.make_folder(folder)
     model_file = _keep_model(home, job, beginning.model)
-    copied = beginning.copy_series or not is_sliceable(job.series)
+    copied = beginning.copies_series
     if copied:
         ingest(job.series, survey, home.zarr(SERIES))
-    windows = Windows(survey.steps, plan.facts.length, job.windows.stride)
+    windows = survey.windows(plan.facts.length, job.windows.stride)
     write_template(home.zarr(RESULTS), survey, windows, plan.facts, plan.layout)
     home.write_json(TUNING, {"settings": []})
     if plan.choice.by == "timed":

@@ -51,6 +51,9 @@ class Folder(Place):
     def local_copy(self, name: str) -> Iterator[Path]:
         yield self.path / name
 
+    def seekable(self, name: str) -> Path:
+        return self.path / name
+
     def free_bytes(self) -> int | None:
         return shutil.disk_usage(self._existing()).free
 

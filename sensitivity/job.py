@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import stat
 import tomllib
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -13,16 +12,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
-from .addresses import CREDENTIALS, is_below, place_at, place_of, scheme
+from .addresses import is_below, place_at, scheme
 from .errors import Refused
 from .findings import refusals, unknown_key
-from .patience import reason
+from .job_files import require_model_file, require_run_path, require_series_file
 
 Auto = Literal["auto"]
 Positive = Annotated[int, Field(ge=1, lt=1 << 63)]
 Address = Annotated[str, Field(pattern="^[^\0]+$")]
-SERIES_FORMATS = (".csv", ".csv.gz", ".parquet", ".nc", ".zarr", ".npy")
-LONGEST_PATH = 1000  # of 4,096 that Linux takes
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _SLICE = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?(:([1-9]\d{0,17})?)?")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B\s*", re.IGNORECASE)
@@ -91,8 +88,11 @@ class Scaling(Section):
 
 
 class SeriesSection(Section):
+    """site: the column or dimension that tells the sites of a panel apart; None: one called `site`, if there is one."""
+
     path: Address
     time: str | None = None
+    site: str | None = None
     features: Annotated[list[str], Field(min_length=1)] | None = None
     scaling: Scaling | None = None
 
@@ -107,13 +107,14 @@ class SeriesSection(Section):
                 allowed="each column once",
                 remedy="take the repeated names out",
             )
-        if self.time is not None and self.time in names:
-            raise Refused(
-                "series.features",
-                given=f"the time column {self.time!r} among them",
-                allowed="numeric columns that the model takes",
-                remedy="leave the time column out of features",
-            )
+        for key, name in (("time", self.time), ("site", self.site)):
+            if name is not None and name in names:
+                raise Refused(
+                    "series.features",
+                    given=f"the {key} column {name!r} among them",
+                    allowed="numeric columns that the model takes",
+                    remedy=f"leave the {key} column out of features",
+                )
         if names and self.scaling:
             self.scaling.require(len(names))
         return self
@@ -256,10 +257,10 @@ class Job(Section):
         """Refuse a model or series that is not there, or of a kind that is not served."""
         model, series, run = self.model.path, self.series.path, self.run.path
         if not self.model.is_function:
-            _require_model_file(model, look=not is_below(model, elsewhere))
-        _require_series_file(series, look=not is_below(series, elsewhere))
+            require_model_file(model, look=not is_below(model, elsewhere))
+        require_series_file(series, look=not is_below(series, elsewhere))
         if not is_below(run, elsewhere):
-            _require_run_path(run)
+            require_run_path(run)
 
 
 def parse_bytes(text: str, *, key: str = "memory") -> int:
@@ -313,85 +314,3 @@ def _refused_as(key: str, act: Callable[[str], Any], path: str) -> Any:
         return act(path)
     except Refused as refusal:
         raise Refused(key, given=path, allowed=refusal.allowed, remedy=refusal.remedy) from refusal
-
-
-def _version(key: str, path: str) -> str | None:
-    """What a file is now, or None where there is none; refuses an object store that cannot be reached."""
-    folder, name = place_of(path)
-    try:
-        return folder.once().version(name)
-    except OSError as error:
-        if not scheme(path):  # a name that is too long, say
-            return None
-        raise Refused(
-            key,
-            given=f"{path} ({reason(error)})",
-            allowed="a place that can be reached",
-            remedy=f"check the URL, and in the environment what the store asks for: {CREDENTIALS[scheme(path)]}",
-        ) from error
-
-
-def _missing(key: str, path: str) -> str:
-    """Why there is nothing that can be read; empty where there is."""
-    if _version(key, path) is None:
-        return "no such file"
-    return "" if scheme(path) or Path(path).is_file() or Path(path).is_dir() else "no file that can be read twice"
-
-
-def _require_run_path(path: str) -> None:
-    if scheme(path):
-        _version("run.path", f"{path}/job.json")
-    elif trouble := _run_trouble(path):
-        raise Refused(
-            "run.path",
-            given=f"{path} ({trouble})",
-            allowed="a directory, or a path where one can be made",
-            remedy="choose another path",
-        )
-
-
-def _run_trouble(path: str) -> str:
-    if len(os.fsencode(path)) > LONGEST_PATH:
-        return f"more than {LONGEST_PATH:,} bytes, too long for files below it"
-    try:
-        return "" if stat.S_ISDIR(os.stat(path).st_mode) else "a file is in the way"
-    except FileNotFoundError:
-        return "a link to nothing" if os.path.islink(path) else ""
-    except OSError as error:
-        return reason(error)
-
-
-def _require_model_file(path: str, *, look: bool) -> None:
-    allowed = "a .keras file, or package.module:function returning a keras.Model"
-    if look and (trouble := _missing("model.path", path)):
-        raise Refused("model.path", given=f"{path} ({trouble})", allowed=allowed, remedy="check the path")
-    if look and Path(path).is_dir():
-        raise Refused(
-            "model.path",
-            given=f"{path} (a directory, perhaps a SavedModel)",
-            allowed=allowed,
-            remedy='SavedModels are not served yet: save the Keras model with model.save("model.keras")',
-        )
-    if not path.endswith(".keras"):
-        raise Refused(
-            "model.path", given=path, allowed=allowed, remedy='load it in Keras and model.save("model.keras")'
-        )
-
-
-def _require_series_file(path: str, *, look: bool) -> None:
-    if not path.endswith(SERIES_FORMATS):
-        raise Refused(
-            "series.path",
-            given=path,
-            allowed=" ".join(SERIES_FORMATS),
-            remedy="convert the series to one of these formats",
-        )
-    if not look:
-        return
-    is_far_zarr = scheme(path) and path.endswith(".zarr")
-    files = [f"{path}/{name}" for name in ("zarr.json", ".zgroup", ".zarray")] if is_far_zarr else [path]
-    trouble = min((_missing("series.path", file) for file in files), key=len)
-    if not trouble and Path(path).is_dir() and not path.endswith(".zarr"):
-        trouble = "a directory"
-    if trouble:
-        raise Refused("series.path", given=f"{path} ({trouble})", allowed="an existing series", remedy="check the path")

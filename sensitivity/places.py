@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 from .patience import Arguments, Found, patiently
 
@@ -149,6 +149,10 @@ class Place(ABC):
     @abstractmethod
     def local_copy(self, name: str) -> contextlib.AbstractContextManager[Path]:
         """A file of this machine with the content of `name`, to be read."""
+
+    @abstractmethod
+    def seekable(self, name: str) -> Path | IO[bytes]:
+        """A file to be read in parts: of this machine, or as it was when it was opened."""
 
     def outside(self, names: Iterable[str]) -> str | None:
         """The first of these that is a way out of this place."""

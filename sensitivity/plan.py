@@ -110,6 +110,7 @@ class Plan:
     worker_bytes: int
     facts: ModelFacts
     features: tuple[str, ...]
+    windows_by_site: tuple[int, ...] = ()
 
     @property
     def setting(self) -> Setting:
@@ -145,7 +146,7 @@ def plan_run(
 
     Raises `Refused` where there is no window, or where what is projected cannot fit.
     """
-    windows = count_windows(survey.steps, facts.length, job.windows.stride)
+    windows = count_windows(survey, facts.length, job.windows.stride)
     size = bytes_per_window(facts)
     layout = cut(windows.count, size, facts.output_steps, job.run.shard_windows)
     plan = Plan(
@@ -157,18 +158,20 @@ def plan_run(
         worker_bytes=worker_memory(facts, choice, layout),
         facts=facts,
         features=survey.features,
+        windows_by_site=tuple(windows.by_site.tolist()) if survey.sites else (),
     )
     _require_room(plan, free_bytes)
     return plan
 
 
-def count_windows(steps: int, length: int, stride: int) -> Windows:
-    windows = Windows(steps, length, stride)
+def count_windows(survey: Survey, length: int, stride: int) -> Windows:
+    windows = survey.windows(length, stride)
     if not windows.count:
+        longest = max([site.steps for site in survey.sites] or [survey.steps])
         raise Refused(
             "windows.length",
             given=f"{length} steps",
-            allowed=f"at most {steps}, the steps of the series",
+            allowed=f"at most {longest}, the steps of the {'longest site' if survey.sites else 'series'}",
             remedy="shorten the window (and the model's input), or give a longer series",
         )
     return windows

@@ -7,12 +7,14 @@ answer beyond rounding (float64).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import dask.array as da
 import numpy as np
 import xarray as xr
 
+from .errors import Refused
 from .standing import stand
 from .store import Run
 
@@ -28,6 +30,9 @@ def open_run(path: str | Path) -> xr.Dataset:
     shard is done), `skipped` (bool: the window touches a missing value, so its Jacobian stays NaN) and `input_std`
     (the feature's standard deviation over the series). A window that is not committed reads as NaN.
 
+    The windows of a panel stand site by site, each site's in order of time; `site` (text) along time is an index like
+    `time`: `.sel(site="A").sel(time=slice("2001", "2003"))`.
+
     Raises `Refused` (a ValueError) where there is no run.
     """
     run = Run.open(path)
@@ -35,6 +40,9 @@ def open_run(path: str | Path) -> xr.Dataset:
     committed = np.repeat(stand(run).done, layout.shard_windows)[: layout.windows]
     # A block per shard where some are missing: then a block is read either whole or not at all.
     dataset = xr.open_zarr(run.results, chunks=None).assign_coords(committed=("time", committed))
+    if run.survey.sites:
+        sites = np.repeat(np.array([site.name for site in run.survey.sites], object), run.windows.by_site)
+        dataset = dataset.assign_coords(site=("time", sites)).set_xindex("site")
     shard_bytes = max(1, dataset["jacobian"].nbytes // layout.shard_count)
     shards = max(1, BLOCK_BYTES // shard_bytes) if committed.all() else 1
     blocks = {"time": layout.shard_windows * shards, "output_step": layout.chunk_steps}
@@ -54,6 +62,25 @@ def _masked(array: da.Array, served: np.ndarray) -> da.Array:
         for start, span in zip(borders, spans, strict=False)
     ]
     return da.concatenate(parts)
+
+
+def of_site(dataset: xr.Dataset, site: str) -> xr.Dataset:
+    """The windows of one site of a panel. Raises `Refused` where there is no such site, or none at all."""
+    known = list(dict.fromkeys(dataset["site"].values)) if "site" in dataset.coords else []
+    if site not in known:
+        raise Refused(
+            "site",
+            given=site,
+            allowed=", ".join([*known[:10], *(["…"] if len(known) > 10 else [])]) or "none: the series has no sites",
+            remedy="name one of the run's sites that have windows" if known else "leave it out",
+        )
+    return dataset.sel(site=site)
+
+
+def by_site(statistic: Callable[[xr.Dataset], xr.Dataset], dataset: xr.Dataset, sites: Sequence[str]) -> xr.Dataset:
+    """A statistic of some sites of a panel, each by itself: lazy, with a dimension `site` in front."""
+    found = [statistic(of_site(dataset, site)) for site in sites]
+    return xr.concat(found, xr.Variable("site", np.array(sites, object)), coords="minimal", compat="override")
 
 
 def sums(dataset: xr.Dataset) -> xr.Dataset:
@@ -124,7 +151,7 @@ STATISTICS = {"importance": importance, "lag-profile": lag_profile}
 
 def rows(statistic: xr.Dataset) -> list[dict[str, object]]:
     """One row per label combination, labels first, then statistics; plain Python values, None for NaN."""
-    dims = [name for name in ("output_step", "output", "lag", "feature") if name in statistic.dims]
+    dims = [name for name in ("site", "output_step", "output", "lag", "feature") if name in statistic.dims]
     names = [str(name) for name in statistic.data_vars]
     columns = [statistic[name].transpose(*dims).values.reshape(-1).tolist() for name in names]
     labels = [statistic[dim].values.tolist() for dim in dims]

@@ -5,21 +5,22 @@ A source that cannot be read by slices is copied once into a Zarr store that can
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import Refused
 from .job import Scaling, SeriesSection
-from .readers import Reader, open_reader
+from .readers import Block, Reader, is_fetched, open_reader
 from .survey import Content, Survey
 from .windows import Windows
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
-INGESTED_VARIABLE, INGESTED_TIME = "series", "time"
+INGESTED_VARIABLE, INGESTED_TIME, INGESTED_SITE = "series", "time", "site"
 INGESTED_STEPS = 1 << 13  # a chunk of the copy: a worker decompresses little more than the steps of its shard
+HELD_BYTES = 256 << 20  # of a series on its way into its copy
 
 
 class Series:
@@ -38,12 +39,14 @@ class Series:
         Scaled in float64 and then rounded once to the run's dtype.
         """
         values = self._reader.read(*windows.span(start, stop))
-        whole = np.asarray(windows.cut(np.isfinite(values)).all(axis=(1, 2)))
-        return windows.cut(((values - self.mean) / self.std).astype(self._dtype)), whole
+        whole = windows.cut_span(np.isfinite(values).all(axis=1)[:, None], start, stop).all(axis=(1, 2))
+        scaled = ((values - self.mean) / self.std).astype(self._dtype)
+        return windows.cut_span(scaled, start, stop), np.asarray(whole)
 
 
 def ingest(section: SeriesSection, survey: Survey, store: Store) -> None:
-    """Copy the surveyed series into a Zarr store: `series` `(time, feature)` float64, and its labels.
+    """Copy the surveyed series into a Zarr store: `series` `(time, feature)` float64, one site after another, and its
+    labels.
 
     Raises `Refused` where it is not what was surveyed.
     """
@@ -51,10 +54,13 @@ def ingest(section: SeriesSection, survey: Survey, store: Store) -> None:
     import zarr
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
+    steps = np.arange(survey.steps)
     labels = {
-        INGESTED_TIME: (INGESTED_TIME, survey.axis.at(np.arange(survey.steps))),
+        INGESTED_TIME: (INGESTED_TIME, survey.times(steps)),
         "feature": ("feature", np.array(survey.features, object)),
     }
+    if survey.sites:
+        labels[INGESTED_SITE] = (INGESTED_TIME, survey.site_of(steps))
     xr.Dataset(coords=labels).to_zarr(store, zarr_format=3, consolidated=False, mode="w-")
     array = zarr.open_group(store, mode="r+").create_array(
         INGESTED_VARIABLE,
@@ -64,17 +70,50 @@ def ingest(section: SeriesSection, survey: Survey, store: Store) -> None:
         fill_value=np.nan,
         compressors=(ZstdCodec(), Crc32cCodec()),
         dimension_names=(INGESTED_TIME, "feature"),
+        attributes={"coordinates": INGESTED_SITE} if survey.sites else {},
     )
-    content, start = Content(section), 0
-    for block in open_reader(section.path, section.time, section.features).blocks():
+    content, pieces = Content(section), _Pieces(array, survey)
+    for block in open_reader(section).blocks():
         content.add(block)
-        stop = start + len(block.values)
-        if stop > survey.steps:
+        if not pieces.add(block):
             break
-        array[start:stop] = block.values
-        start = stop
+    pieces.write()
     if content.fingerprint != survey.fingerprint:
         raise series_changed(section.path, "since it was surveyed")
+
+
+class _Pieces:
+    """Blocks on their way into an array that has one site after another, written many at a time: blocks of several
+    sites may come side by side, and each touches chunks of its own.
+    """
+
+    def __init__(self, array: Any, survey: Survey) -> None:
+        self._array = array
+        ends = (*survey.starts[1:], survey.steps)
+        names: list[str | None] = [site.name for site in survey.sites] or [None]
+        self._free = {name: [start, stop] for name, start, stop in zip(names, survey.starts, ends, strict=True)}
+        self._held: dict[str | None, list[np.ndarray]] = {}
+        self._bytes = 0
+
+    def add(self, block: Block) -> bool:
+        """Whether there is room for it, as there was when the series was surveyed."""
+        start, stop = self._free.get(block.site, (0, 0))
+        held = self._held.setdefault(block.site, [])
+        if start + sum(map(len, held)) + len(block.values) > stop:
+            return False
+        held.append(block.values)
+        self._bytes += block.values.nbytes
+        if self._bytes >= HELD_BYTES:
+            self.write()
+        return True
+
+    def write(self) -> None:
+        for site, held in self._held.items():
+            if held:
+                values, start = np.concatenate(held), self._free[site][0]
+                self._free[site][0] += len(values)
+                self._array[start : start + len(values)] = values
+        self._held, self._bytes = {}, 0
 
 
 def series_changed(path: str, when: str) -> Refused:
@@ -88,24 +127,26 @@ def series_changed(path: str, when: str) -> Refused:
 
 def ingested(section: SeriesSection, path: str) -> SeriesSection:
     """The section that reads the copy at `path` made by `ingest`."""
-    return section.model_copy(update={"path": path, "time": INGESTED_TIME if section.time else None})
+    return section.model_copy(update={"path": path, "time": INGESTED_TIME if section.time else None, "site": None})
 
 
-def is_sliceable(section: SeriesSection) -> bool:
-    return open_reader(section.path, section.time, section.features).sliceable
+def is_sliceable(section: SeriesSection, survey: Survey) -> bool:
+    """Whether workers can read the steps of their windows, and no others, where the series is."""
+    return survey.grouped and not is_fetched(section.path) and open_reader(section).sliceable
 
 
 def open_series(section: SeriesSection, dtype: str) -> Series:
     """A sliceable series, its values scaled as the job says and rounded to `dtype`."""
-    return Series(open_reader(section.path, section.time, section.features), section.scaling, dtype)
+    return Series(open_reader(section), section.scaling, dtype)
 
 
 def first_windows(section: SeriesSection, windows: Windows, dtype: str, count: int) -> np.ndarray:
     """Up to `count` whole windows `(window, lag, feature)`, spread over the first block of steps that has any."""
     scaling = section.scaling or Scaling(mean=[0.0], std=[1.0])
-    values = np.empty((0, 0))
-    for block in open_reader(section.path, section.time, section.features).blocks():
-        values = np.concatenate([values[-windows.length + 1 :], block.values]) if values.size else block.values
+    tails: dict[str | None, np.ndarray] = {}
+    for block in open_reader(section).blocks():
+        values = np.concatenate([tails.get(block.site, block.values[:0]), block.values])
+        tails[block.site] = values[max(0, len(values) - windows.length + 1) :].copy()
         if len(values) < windows.length:
             continue
         view = windows.cut(values)

@@ -160,9 +160,9 @@ class Run:
         """Where the module of the model's function is looked for first."""
         return self.code or self.job.directory
 
-    @property
+    @cached_property
     def windows(self) -> Windows:
-        return Windows(self.survey.steps, self.content["model"]["length"], self.job.windows.stride)
+        return self.survey.windows(self.content["model"]["length"], self.job.windows.stride)
 
     @property
     def fingerprint(self) -> str:

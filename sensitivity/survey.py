@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,27 @@ from .errors import Refused
 from .job import Scaling, SeriesSection
 from .readers import Block, open_reader
 from .times import Clock, TimeAxis
+from .windows import Windows
+
+
+@dataclass(frozen=True)
+class Site:
+    """One of a panel's records: its name, its number of steps, and the time of the first."""
+
+    name: str
+    steps: int
+    first: float | int
 
 
 @dataclass(frozen=True)
 class Survey:
     """What one pass over the series proves and finds.
 
-    missing: the runs `[start, stop)` of steps that lack a finite value in some feature, in order.
-    mean, std, largest (by absolute value): per feature, over its finite values, in the series' own units.
-    fingerprint: of times and values, whatever the format they came in.
+    Steps are numbered through all sites, one after another. axis: the times of a series without sites, and the rule
+    that every site's follow from its own first time on. missing: the runs `[start, stop)` of steps that lack a finite
+    value in some feature, in order. mean, std, largest (by absolute value): per feature, over its finite values, in the
+    series' own units. fingerprint: of sites, times and values, whatever the format they came in. grouped: the source
+    has its sites one after another.
     """
 
     features: tuple[str, ...]
@@ -31,6 +44,32 @@ class Survey:
     std: tuple[float, ...]
     largest: tuple[float, ...]
     fingerprint: str
+    sites: tuple[Site, ...] = ()
+    grouped: bool = True
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The step at which each site begins."""
+        return (0, *np.cumsum([site.steps for site in self.sites[:-1]]).tolist())
+
+    def windows(self, length: int, stride: int) -> Windows:
+        return Windows(self.steps, length, stride, self.starts)
+
+    def site_of(self, steps: np.ndarray) -> np.ndarray:
+        """The names of the sites that `steps` `(n)` are of, `(n)`."""
+        return np.array([site.name for site in self.sites], object)[self._place(steps)]
+
+    def times(self, steps: np.ndarray) -> np.ndarray:
+        """Labels of `steps` `(n)`, in ascending order: int64, float64 or datetime64[us] `(n)`."""
+        if not self.sites:
+            return self.axis.at(steps)
+        found, first = np.unique(self._place(steps), return_index=True)
+        axes = [replace(self.axis, first=self.sites[site].first) for site in found]
+        parts = zip(axes, found, np.split(steps, first[1:]), strict=True)
+        return np.concatenate([axis.at(part - self.starts[site]) for axis, site, part in parts])
+
+    def _place(self, steps: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self.starts, steps, side="right") - 1
 
     def require_fits(self, dtype: str, scaling: Scaling | None) -> None:
         """Refuse values that would overflow in the run's dtype."""
@@ -59,57 +98,54 @@ class Survey:
             std=tuple(content["std"]),
             largest=tuple(content["largest"]),
             fingerprint=content["fingerprint"],
+            sites=tuple(Site(**site) for site in content.get("sites", ())),
+            grouped=content.get("grouped", True),
         )
 
 
 def survey(section: SeriesSection) -> Survey:
     """Read the series once, in blocks. Raises `Refused` for anything a run could not rely on."""
-    reader = open_reader(section.path, section.time, section.features)
+    reader = open_reader(section)
     if section.scaling:
         section.scaling.require(len(reader.features))
-    content, sums = Content(section), _Sums(len(reader.features))
+    content, moments = Content(section), _Moments(len(reader.features))
     for block in reader.blocks():
         content.add(block)
-        sums.add(block.values)
-    if not sums.steps:
+        moments.add(block.values)
+    if not content.steps:
         raise Refused("series.path", given=f"{section.path} (no steps)", allowed="one step or more", remedy="fill it")
-    mean, std, largest = sums.mean_std_largest()
-    axis, missing = content.clock.axis, tuple(sums.missing)
-    return Survey(reader.features, sums.steps, axis, missing, mean, std, largest, content.fingerprint)
+    mean, std, largest = moments.mean_std_largest()
+    return Survey(
+        features=reader.features,
+        steps=content.steps,
+        axis=content.axis,
+        missing=content.missing,
+        mean=mean,
+        std=std,
+        largest=largest,
+        fingerprint=content.fingerprint,
+        sites=content.sites,
+        grouped=content.grouped,
+    )
 
 
-class Content:
-    """What a series holds, block by block: its times, proved regular, and its values."""
+@dataclass
+class _Record:
+    """What the blocks of one site hold."""
 
-    def __init__(self, section: SeriesSection) -> None:
-        self.clock = Clock(section)
-        self._times, self._values = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
+    clock: Clock
+    steps: int = 0
+    missing: list[tuple[int, int]] = field(default_factory=list)
+    times: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+    values: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
 
     def add(self, block: Block) -> None:
         times = self.clock.read(block)
-        self._times.update(times.tobytes() if times is not None else b"")
+        self.times.update(times.tobytes() if times is not None else b"")
         alike = np.where(np.isnan(block.values), np.nan, block.values) + 0.0  # one NaN, one zero
-        self._values.update(alike.tobytes())
-
-    @property
-    def fingerprint(self) -> str:
-        return hashlib.blake2b(self._times.digest() + self._values.digest(), digest_size=16).hexdigest()
-
-
-class _Sums:
-    """Running moments and gaps over blocks of values."""
-
-    def __init__(self, features: int) -> None:
-        self.steps = 0
-        self.missing: list[tuple[int, int]] = []
-        self._count, self._mean, self._squares, self._largest = np.zeros((4, features))
-
-    def add(self, values: np.ndarray) -> None:
-        finite = np.isfinite(values)
-        self._add_gaps(~finite.all(axis=1))
-        with np.errstate(over="ignore", invalid="ignore"):  # what no dtype of ours holds
-            self._add_moments(np.where(finite, values, 0.0), finite)
-        self.steps += len(values)
+        self.values.update(alike.tobytes())
+        self._add_gaps(~np.isfinite(block.values).all(axis=1))
+        self.steps += len(block.values)
 
     def _add_gaps(self, gap: np.ndarray) -> None:
         edges = np.flatnonzero(np.diff(gap.astype(np.int8), prepend=0, append=0)) + self.steps
@@ -117,6 +153,100 @@ class _Sums:
         if runs and self.missing and self.missing[-1][1] == runs[0][0]:
             runs[0] = (self.missing.pop()[0], runs[0][1])
         self.missing += runs
+
+
+class Content:
+    """What a series holds, block by block: its sites, their times, proved regular, and their values."""
+
+    def __init__(self, section: SeriesSection) -> None:
+        self._section = section
+        self._records: dict[str | None, _Record] = {}
+        self._last: str | None = None
+        self.grouped = True
+
+    def add(self, block: Block) -> None:
+        record = self._records.get(block.site)
+        if record is None:
+            record = self._records[block.site] = _Record(Clock(self._section, block.site))
+        elif block.site != self._last:
+            self.grouped = False
+        self.grouped &= not block.mixed
+        self._last = block.site
+        record.add(block)
+
+    @property
+    def steps(self) -> int:
+        return sum(record.steps for record in self._records.values())
+
+    @property
+    def axis(self) -> TimeAxis:
+        """The rule of all sites' times, with the first one's first time. Raises `Refused` where they follow several."""
+        axes = {site: record.clock.axis for site, record in self._records.items()}
+        longest = max(self._records, key=lambda site: self._records[site].steps)
+        for site, record in self._records.items():
+            if not _follows(axes[site], axes[longest], record.steps):
+                raise Refused(
+                    "series.time",
+                    given=f"site {site!r} with times {_told(axes[site])},\nsite {longest!r} {_told(axes[longest])}",
+                    allowed="one step for all sites: a lag is so many steps",
+                    remedy="bring them to one step, or run those of each step as a job of their own",
+                )
+        return replace(axes[longest], first=next(iter(axes.values())).first)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        named = {name: record for name, record in self._records.items() if name is not None}
+        return tuple(Site(name, record.steps, record.clock.axis.first) for name, record in named.items())
+
+    @property
+    def missing(self) -> tuple[tuple[int, int], ...]:
+        found: list[tuple[int, int]] = []
+        begin = 0
+        for record in self._records.values():
+            found += [(begin + start, begin + stop) for start, stop in record.missing]
+            begin += record.steps
+        return tuple(found)
+
+    @property
+    def fingerprint(self) -> str:
+        digests = [
+            (b"" if site is None else site.encode() + b"\0") + record.times.digest() + record.values.digest()
+            for site, record in self._records.items()
+        ]
+        return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
+
+
+def _follows(axis: TimeAxis, rule: TimeAxis, steps: int) -> bool:
+    """Whether so many times of one axis are those of the rule from the same first time on."""
+    if (axis.kind, axis.step, axis.calendar) == (rule.kind, rule.step, rule.calendar):
+        return True
+    same_first = replace(rule, first=axis.first)
+    tolerance = 1e-6 * abs(rule.step) if rule.kind == "number" else 0
+
+    def agree(which: np.ndarray) -> bool:
+        there, expected = (np.asarray(one.at(which), float) for one in (axis, same_first))
+        return bool((np.abs(there - expected) <= tolerance).all())
+
+    return axis.kind == rule.kind and agree(np.array([steps - 1])) and agree(np.arange(steps))
+
+
+def _told(axis: TimeAxis) -> str:
+    if axis.calendar is not None:
+        return f"every {axis.calendar} (pandas' word)"
+    step = np.timedelta64(int(axis.step), "us").astype(object) if axis.kind == "datetime" else axis.step
+    return f"{step} apart" if axis.kind != "index" else "numbered"
+
+
+class _Moments:
+    """Running moments over blocks of values."""
+
+    def __init__(self, features: int) -> None:
+        self._count, self._mean, self._squares, self._largest = np.zeros((4, features))
+
+    def add(self, values: np.ndarray) -> None:
+        finite = np.isfinite(values)
+        with np.errstate(over="ignore", invalid="ignore"):  # what no dtype of ours holds
+            self._add_moments(np.where(finite, values, 0.0), finite)
 
     def _add_moments(self, values: np.ndarray, finite: np.ndarray) -> None:
         """Chan, Golub & LeVeque's pairwise update (1983): no cancellation, whatever the offset."""

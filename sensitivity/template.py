@@ -38,6 +38,7 @@ def write_template(store: Store, survey: Survey, windows: Windows, facts: ModelF
     labels.to_zarr(store, zarr_format=3, consolidated=False, mode="w-", encoding=encoding)
     group = zarr.open_group(store, mode="r+")
     sizes = (len(facts.outputs), facts.lags, facts.features)
+    site = " site" if survey.sites else ""
     _create(
         group,
         "jacobian",
@@ -46,7 +47,7 @@ def write_template(store: Store, survey: Survey, windows: Windows, facts: ModelF
         (layout.chunk_windows, layout.chunk_steps, *sizes),
         facts.dtype,
         {"long_name": "derivative of the output with respect to the input, per unit of the series' features"},
-        coordinates="skipped input_std",
+        coordinates=f"skipped input_std{site}",
     )
     _create(
         group,
@@ -56,9 +57,9 @@ def write_template(store: Store, survey: Survey, windows: Windows, facts: ModelF
         (layout.shard_windows, facts.output_steps, len(facts.outputs)),
         facts.dtype,
         {"long_name": "output of the model"},
-        coordinates="skipped",
+        coordinates=f"skipped{site}",
     )
-    _write_time_and_skipped(group, survey, windows)
+    _write_labels(group, survey, windows)
     with warnings.catch_warnings():  # outside the v3 specification, but a plain open_zarr warns without it
         warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
         zarr.consolidate_metadata(store)
@@ -103,9 +104,9 @@ def _create(
     )
 
 
-def _write_time_and_skipped(group: zarr.Group, survey: Survey, windows: Windows) -> None:
+def _write_labels(group: zarr.Group, survey: Survey, windows: Windows) -> None:
     count = windows.count
-    head = xr.conventions.encode_cf_variable(_time(survey, windows, 0, min(count, 2)))
+    head = xr.conventions.encode_cf_variable(_time(survey, windows.heads()))
     head.attrs.pop("_FillValue", None)  # every window has a time
     encoding = {key: head.attrs[key] for key in ("units", "calendar") if key in head.attrs}
     options: dict[str, Any] = {"shape": (count,), "chunks": (min(count, LABEL_BLOCK),), "dimension_names": ("time",)}
@@ -113,14 +114,22 @@ def _write_time_and_skipped(group: zarr.Group, survey: Survey, windows: Windows)
     time = group.create_array("time", dtype=head.dtype, attributes=dict(head.attrs), **options)
     note: dict[str, Any] = {"long_name": "window touches a missing value of the series and is not computed"}
     skipped = group.create_array("skipped", dtype="bool", attributes=note, **options)
+    site = _site(group, options) if survey.sites else None
     for start in range(0, count, LABEL_BLOCK):
         stop = min(start + LABEL_BLOCK, count)
-        labels = _time(survey, windows, start, stop)
+        steps = windows.last_steps(start, stop)
+        labels = _time(survey, steps)
         labels.encoding = {**encoding, "dtype": head.dtype} if encoding else {}
         time[start:stop] = xr.conventions.encode_cf_variable(labels).values
         skipped[start:stop] = windows.skipped(survey.missing, start, stop)
+        if site is not None:
+            site[start:stop] = survey.site_of(steps)
 
 
-def _time(survey: Survey, windows: Windows, start: int, stop: int) -> xr.Variable:
+def _site(group: zarr.Group, options: dict[str, Any]) -> zarr.Array:
+    return group.create_array("site", dtype="string", attributes={"long_name": "site of the window"}, **options)
+
+
+def _time(survey: Survey, steps: np.ndarray) -> xr.Variable:
     note = {"long_name": "time of the window's last step"}
-    return xr.Variable(("time",), survey.axis.at(windows.last_steps(start, stop)), note)
+    return xr.Variable(("time",), survey.times(steps), note)

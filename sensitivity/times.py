@@ -13,6 +13,7 @@ from .errors import Refused
 from .job import SeriesSection
 from .readers import Block
 
+ENOUGH = 64  # times from which a rule can be told; a block may hold fewer of a site
 _TIME_OF_DAY = re.compile(r"\s*\d{1,2}:\d")
 
 
@@ -42,25 +43,41 @@ class TimeAxis:
 
 
 class Clock:
-    """Reads times block by block and refuses what is not strictly regular, with the first offending rows."""
+    """Reads one site's times block by block and refuses what is not strictly regular, with the first offending rows."""
 
-    def __init__(self, section: SeriesSection) -> None:
-        self._section = section
-        self._row = 0
+    def __init__(self, section: SeriesSection, site: str | None = None) -> None:
+        self._section, self._site = section, site
+        self._row = self._checked = 0
+        self._first: list[np.ndarray] = []  # times that wait for more of them, to tell the rule from
         self._last: np.ndarray | None = None
-        self.axis = TimeAxis("index")
+        self._kind = "index"
+        self._rule = TimeAxis("index")
 
     def read(self, block: Block) -> np.ndarray | None:
         """The block's times as int64 microseconds or numbers `(step)`, checked; None where steps are numbered."""
         if block.times is None or not len(block.values):
             return None
-        times, kind = self._parsed(block.times)
-        if self._last is None:
-            self.axis = _axis(times, kind)
-        self._check(times)
+        times, self._kind = self._parsed(block.times)
         self._row += len(times)
-        self._last = times[-1:]
+        if self._checked:
+            self._check(times)
+            return times
+        self._first.append(times)
+        if self._row >= ENOUGH:
+            self._begin()
         return times
+
+    @property
+    def axis(self) -> TimeAxis:
+        """The rule that all times read so far follow."""
+        self._begin()
+        return self._rule
+
+    def _begin(self) -> None:
+        if self._first:
+            times = np.concatenate(self._first)
+            self._rule, self._first = _axis(times, self._kind), []
+            self._check(times)
 
     def _parsed(self, times: Any) -> tuple[np.ndarray, str]:
         import pandas as pd
@@ -83,40 +100,47 @@ class Clock:
         bad = np.flatnonzero(~good)
         if bad.size:
             shown = np.asarray(times)
-            self._refuse([f"row {self._row + i + 1}: {shown[i]!r}, {what}" for i in bad[:3]])
+            self._refuse([f"{self._called(self._row + i)}: {shown[i]!r}, {what}" for i in bad[:3]])
+
+    def _called(self, row: int) -> str:
+        return f"row {row + 1}" if self._site is None else f"row {row + 1} of site {self._site!r}"
 
     def _check(self, times: np.ndarray) -> None:
-        if self.axis.calendar is not None:
-            expected = self.axis.at(np.arange(self._row, self._row + len(times))).astype(np.int64)
+        rule = self._rule
+        if rule.calendar is not None:
+            expected = rule.at(np.arange(self._checked, self._checked + len(times))).astype(np.int64)
             bad, steps = np.flatnonzero(times != expected), None
         else:
             steps = np.diff(times, prepend=times[:1] if self._last is None else self._last)
-            tolerance = 1e-6 * abs(self.axis.step) if self.axis.kind == "number" else 0
-            wrong = (np.abs(steps - self.axis.step) > tolerance) | (steps <= 0)
+            tolerance = 1e-6 * abs(rule.step) if rule.kind == "number" else 0
+            wrong = (np.abs(steps - rule.step) > tolerance) | (steps <= 0)
             wrong[0] &= self._last is not None
             bad = np.flatnonzero(wrong)
         if bad.size:
             self._refuse([self._described(times, i, steps) for i in bad[:3]])
+        self._checked += len(times)
+        self._last = times[-1:]
 
     def _described(self, times: np.ndarray, i: int, steps: np.ndarray | None) -> str:
         before = times[i - 1] if i else (self._last[0] if self._last is not None else times[0])
         gap = times[i] - before if steps is None else steps[i]
         what = "the same time again" if gap == 0 else "back in time" if gap < 0 else "another step than before"
-        return f"row {self._row + i + 1}: {self._text(times[i])} after {self._text(before)}, {what}"
+        return f"{self._called(self._checked + i)}: {self._text(times[i])} after {self._text(before)}, {what}"
 
     def _text(self, time: Any) -> str:
         return (
-            str(np.datetime64(int(time), "us").astype("datetime64[s]")) if self.axis.kind == "datetime" else str(time)
+            str(np.datetime64(int(time), "us").astype("datetime64[s]")) if self._rule.kind == "datetime" else str(time)
         )
 
     def _refuse(self, rows: list[str]) -> None:
-        step = np.timedelta64(int(self.axis.step), "us").astype(object) if self.axis.kind == "datetime" else None
+        step = np.timedelta64(int(self._rule.step), "us").astype(object) if self._rule.kind == "datetime" else None
+        panel = "" if self._site else ";\nname the column that tells several sites apart as series.site"
         raise Refused(
             "series.time",
             given=f"column {self._section.time!r} of {self._section.path}, first offending rows\n" + "\n".join(rows),
             allowed=f"times in order, each once, at a regular step{f' (here {step})' if step else ''}",
             remedy="sort the series, drop repeated rows, fill skipped steps with empty rows; write dates as "
-            "2014-01-31 13:00:00\n(or leave series.time out to number the steps)",
+            f"2014-01-31 13:00:00\n(or leave series.time out to number the steps){panel}",
         )
 
 

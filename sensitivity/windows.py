@@ -2,29 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Window geometry: window i is the steps `[i × stride, i × stride + length)`, named by its last step."""
+    """Every `stride`-th run of `length` consecutive steps of one site, named by its last step; sites one after another.
+
+    Steps are numbered through all sites, and so are windows. starts: the step at which each site begins.
+    """
 
     steps: int
     length: int
     stride: int = 1
+    starts: tuple[int, ...] = (0,)
 
     @property
     def count(self) -> int:
-        return max(0, (self.steps - self.length) // self.stride + 1)
+        return int(self._first[-1])
+
+    @cached_property
+    def by_site(self) -> np.ndarray:
+        """Windows of each site: int64 `(site)`."""
+        steps = np.diff([*self.starts, self.steps])
+        return np.maximum(0, (steps - self.length) // self.stride + 1)
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        return np.array(self.starts, np.int64)
+
+    @cached_property
+    def _first(self) -> np.ndarray:
+        """The window that each site begins with, and their number: int64 `(site + 1)`."""
+        return np.concatenate([[0], np.cumsum(self.by_site)])
+
+    def _begin(self, windows: np.ndarray) -> np.ndarray:
+        """The first step of each window."""
+        site = np.searchsorted(self._first, windows, side="right") - 1
+        return self._starts[site] + (windows - self._first[site]) * self.stride
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
-        """The steps that windows `[start, stop)` touch."""
-        return start * self.stride, (stop - 1) * self.stride + self.length
+        """The steps from the first to the last that windows `[start, stop)` touch."""
+        first, last = self._begin(np.array([start, stop - 1])).tolist()
+        return first, last + self.length
 
     def last_steps(self, start: int, stop: int) -> np.ndarray:
-        return np.arange(start, stop) * self.stride + self.length - 1
+        return self._begin(np.arange(start, stop)) + self.length - 1
+
+    def heads(self) -> np.ndarray:
+        """The last steps of each site's first two windows: what all their times can be told from."""
+        first = self._first[:-1][self.by_site > 0]
+        second = np.minimum(first + 1, self._first[1:][self.by_site > 0] - 1)
+        return self._begin(np.unique([first, second])) + self.length - 1
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Windows `[start, stop)` site by site: `(start, stop)`."""
+        first, last = np.searchsorted(self._first, [start, stop - 1], side="right").tolist()
+        borders = [start, *self._first[first:last].tolist(), stop]
+        yield from ((i, j) for i, j in zip(borders, borders[1:], strict=False) if i < j)
 
     def skipped(self, missing: tuple[tuple[int, int], ...], start: int, stop: int) -> np.ndarray:
         """Which of windows `[start, stop)` touch a missing step: bool `(window)`."""
@@ -42,10 +81,23 @@ class Windows:
     def _touched(self, missing: tuple[tuple[int, int], ...]) -> np.ndarray:
         """For each run of missing steps, the windows `[first, last)` that touch it: int64 `(2, run)`."""
         start, stop = np.array(missing, np.int64).reshape(-1, 2).T
-        first = np.maximum(0, -(-(start - self.length + 1) // self.stride))
-        return np.stack([first, np.maximum(first, np.minimum(self.count, (stop - 1) // self.stride + 1))])
+        first = self._begun_before(start - self.length + 1)
+        return np.stack([first, np.maximum(first, self._begun_before(stop))])
+
+    def _begun_before(self, steps: np.ndarray) -> np.ndarray:
+        """How many windows begin before each of these steps."""
+        site = np.maximum(0, np.searchsorted(self._starts, steps, side="right") - 1)
+        own = -(-(steps - self._starts[site]) // self.stride)
+        return self._first[site] + np.clip(own, 0, self.by_site[site])
 
     def cut(self, values: np.ndarray) -> np.ndarray:
-        """A view `(window, lag, feature)` of consecutive steps `(step, feature)`, oldest lag first."""
+        """A view `(window, lag, feature)` of consecutive steps `(step, feature)` of one site, oldest lag first."""
         view = np.lib.stride_tricks.sliding_window_view(values, self.length, axis=0)
         return view[:: self.stride].swapaxes(1, 2)
+
+    def cut_span(self, values: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """Windows `[start, stop)` out of the steps of their `span`: a view where they are of one site, else a copy."""
+        offset = self.span(start, stop)[0]
+        spans = [np.array(self.span(*piece)) - offset for piece in self.pieces(start, stop)]
+        parts = [self.cut(values[first:last]) for first, last in spans]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)

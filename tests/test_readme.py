@@ -28,7 +28,7 @@ def test_the_readme_from_job_file_to_dask(tmp_path, ray_session, monkeypatch):
     features = tomllib.loads(block("toml"))["series"]["features"]
     model = sequential((20, 2), layers.Flatten(), layers.Dense(3, "tanh"), layers.Dense(1))
     model.save("soil.keras")
-    frame(200, tuple(features)).to_csv("weather.csv", index=False)
+    frame(200, tuple(features)).assign(site="01013500").to_csv("weather.csv", index=False)
 
     commands = re.findall(r"^    sensitivity (.+?)(?:  +#.*)?$", README, re.MULTILINE)
     names = [command.split()[0] for command in commands]

@@ -7,49 +7,76 @@ they stand in the source. What the times and values mean is `survey`'s business.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 
 from ..addresses import place_of, scheme
-from ..errors import Refused
-from ..patience import StoreFailed
-from .arrays import Dataset, Matrix, open_dataset
-from .blocks import Block, Reader, unreadable
+from ..job import SeriesSection
+from .arrays import Matrix
+from .blocks import Block, Reader, reading
+from .datasets import open_dataset, open_labelled
 from .tables import Csv, Parquet
 
-__all__ = ["Block", "Reader", "open_reader"]
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+
+__all__ = ["Block", "Reader", "is_fetched", "open_reader"]
 
 
-def open_reader(path: str, time: str | None, features: Sequence[str] | None) -> Reader:
-    """The reader for `path` by its ending; raises `Refused` for what cannot be read or has no such column."""
-    try:
+def open_reader(section: SeriesSection) -> Reader:
+    """The reader for the series, by its path's ending; `Refused` where it cannot be read or has no such column."""
+    path = section.path
+    with reading(path):
         if path.endswith(".zarr"):
-            return _open_zarr(path, time, features)
-        if not scheme(path):
-            return _open_file(path, path, time, features)
-        reader = _open_file(path, str(_fetched(path)), time, features)
-        reader.sliceable = False  # workers elsewhere have no such copy
-        return reader
-    except (Refused, StoreFailed):
-        raise
-    except Exception as error:
-        raise unreadable(path, error) from error
+            return _open_zarr(section)
+        if path.endswith(".parquet"):
+            folder, name = place_of(path)
+            return Parquet(section, folder.seekable(name))
+        if is_fetched(path):
+            return _open_file(section, str(_fetched(path)))
+        if scheme(path):
+            folder, name = place_of(path)
+            return open_labelled(section, open_dataset(folder.seekable(name), engine="h5netcdf"))
+        return _open_file(section, path)
 
 
-def _open_file(path: str, file: str, time: str | None, features: Sequence[str] | None) -> Reader:
-    """path: what the file is called in messages."""
+def is_fetched(path: str) -> bool:
+    """Whether a copy of it is made on this machine, which others have not: CSV, .npy and classic NetCDF elsewhere."""
+    if not scheme(path) or path.endswith((".zarr", ".parquet")):
+        return False
+    return not (path.endswith(".nc") and _beginning(path, len(_HDF5)) == _HDF5)
+
+
+def _beginning(url: str, size: int) -> bytes:
+    folder, name = place_of(url)
+    with contextlib.suppress(FileNotFoundError), cast(IO[bytes], folder.seekable(name)) as file:
+        return file.read(size)
+    return b""
+
+
+def _open_file(section: SeriesSection, file: str) -> Reader:
     if file.endswith((".csv", ".csv.gz")):
-        return Csv(path, file, time, features)
-    if file.endswith(".parquet"):
-        return Parquet(path, file, time, features)
+        return Csv(section, file)
     if file.endswith(".npy"):
-        return Matrix(path, np.lib.format.open_memmap(file, mode="r"), time, features)
-    return Dataset(path, open_dataset(file, engine=None), time, features)
+        return Matrix(section, np.lib.format.open_memmap(file, mode="r"))
+    return open_labelled(section, open_dataset(file, engine=None))
+
+
+def _open_zarr(section: SeriesSection) -> Reader:
+    import zarr
+
+    folder, name = place_of(section.path)
+    store = folder.zarr(name)
+    if isinstance(node := zarr.open(store, mode="r"), zarr.Array):
+        return Matrix(section, node)
+    dataset = open_dataset(store, engine="zarr", consolidated=False)
+    in_order = dataset[sorted(dataset.data_vars, key=str)]  # a group lists its arrays in any order
+    return open_labelled(section, in_order)
 
 
 def _fetched(url: str) -> Path:
@@ -65,15 +92,3 @@ def _fetched_once(url: str, version: str | None) -> Path:
     atexit.register(shutil.rmtree, copies, ignore_errors=True)
     with folder.local_copy(name) as copy:
         return Path(shutil.move(copy, copies))
-
-
-def _open_zarr(path: str, time: str | None, features: Sequence[str] | None) -> Reader:
-    import zarr
-
-    folder, name = place_of(path)
-    store = folder.zarr(name)
-    if isinstance(node := zarr.open(store, mode="r"), zarr.Array):
-        return Matrix(path, node, time, features)
-    dataset = open_dataset(store, engine="zarr", consolidated=False)
-    in_order = dataset[sorted(dataset.data_vars, key=str)]  # a group lists its arrays in any order
-    return Dataset(path, in_order, time, features)

@@ -4,47 +4,52 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
-from ..errors import Refused
-from ..patience import StoreFailed
+from ..job import SeriesSection
 from . import blocks
-from .blocks import Block, unreadable
+from .blocks import Block, reading
 from .columns import choose_features, no_column, numbers, require_once
+from .sites import by_site, site_column
+
+GROUP_BYTES = 64 << 20  # of a row group of Parquet, as numbers: a worker holds one while it reads slices of it
 
 
 class _Table(ABC):
-    """Columns read in order, block by block: the formats that cannot be entered in the middle."""
+    """Columns read in order, block by block."""
 
     sliceable = False
 
-    def __init__(
-        self, path: str, file: str, columns: Sequence[str], time: str | None, features: Sequence[str] | None
-    ) -> None:
-        self.path, self.file, self.time = path, file, time
-        if time is not None and time not in columns:
-            raise no_column("series.time", [time], columns)
-        self.features = choose_features([name for name in columns if name != time], features)
+    def __init__(self, section: SeriesSection, columns: Sequence[str]) -> None:
+        self.path, self.time, self.site = section.path, section.time, site_column(section, columns)
+        if self.time is not None and self.time not in columns:
+            raise no_column("series.time", [self.time], columns)
+        others = [name for name in columns if name not in (self.time, self.site)]
+        self.features = choose_features(others, section.features)
         require_once(self._columns, columns)
 
     @property
     def _columns(self) -> list[str]:
-        return [*self.features, *([self.time] if self.time is not None else [])]
+        return [*self.features, *(name for name in (self.time, self.site) if name is not None)]
 
     def blocks(self) -> Iterator[Block]:
         row = 0
-        try:
+        with reading(self.path):
             for frame in self._frames():
-                times = frame[self.time] if self.time is not None else None
-                columns = [numbers(frame[name], name, row) for name in self.features]
-                yield Block(times, np.stack(columns, axis=1))
+                yield from self._by_site(frame, row)
                 row += len(frame)
-        except (Refused, StoreFailed):
-            raise
-        except Exception as error:
-            raise unreadable(self.path, error) from error
+
+    def _by_site(self, frame: Any, row: int) -> Iterator[Block]:
+        values = np.stack([numbers(frame[name], name, row) for name in self.features], axis=1)
+        times = frame[self.time] if self.time is not None else None
+        if self.site is None:
+            yield Block(times, values)
+            return
+        yield from by_site(frame[self.site], row, times, values)
 
     @abstractmethod
     def _frames(self) -> Iterator[Any]:
@@ -55,40 +60,75 @@ class _Table(ABC):
 
 
 class Csv(_Table):
-    def __init__(self, path: str, file: str, time: str | None, features: Sequence[str] | None) -> None:
+    def __init__(self, section: SeriesSection, file: str) -> None:
         import pandas as pd
 
+        self._file = file
         written = pd.read_csv(file, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
-        self._known = list(
-            map(str, pd.read_csv(file, nrows=0))
-        )  # where names are left out or repeated, pandas makes some up
-        names = [own or name for own, name in zip(written, self._known, strict=True)]
-        super().__init__(path, file, names, time, features)
+        # Where names are left out or repeated, pandas makes some up.
+        self._known = list(map(str, pd.read_csv(file, nrows=0)))
+        super().__init__(section, [own or name for own, name in zip(written, self._known, strict=True)])
 
     def _frames(self) -> Iterator[Any]:
         import pandas as pd
 
         others = {name: str for name in self._known if name not in self._columns}  # with usecols, long rows would pass
-        with pd.read_csv(self.file, dtype=others, chunksize=blocks.BLOCK_STEPS) as chunks:
+        # As written: 01013500 is no number, and NA a country; pandas would still take it for nothing without a mark.
+        marked = {} if self.site is None else {self.site: "=".__add__}
+        with pd.read_csv(self._file, dtype=others, converters=marked, chunksize=blocks.BLOCK_STEPS) as chunks:
             for frame in chunks:
                 if not isinstance(frame.index, pd.RangeIndex):  # columns would be shifted
                     raise ValueError("rows have more values than the header has names")
+                if self.site is not None:
+                    frame[self.site] = frame[self.site].str[1:].str.strip()
                 yield frame
 
 
 class Parquet(_Table):
-    def __init__(self, path: str, file: str, time: str | None, features: Sequence[str] | None) -> None:
+    """Read by row groups, so that slices cost what their groups cost, where these are small."""
+
+    def __init__(self, section: SeriesSection, file: Path | IO[bytes]) -> None:
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(file) as opened:
-            names = [name for name in opened.schema_arrow.names if not name.startswith("__index_level_")]
-            if time is not None and time in opened.schema_arrow.names and time not in names:
-                names.append(time)
-        super().__init__(path, file, names, time, features)
+        self._file = pq.ParquetFile(file, pre_buffer=True)
+        schema = self._file.schema_arrow.names
+        names = [name for name in schema if not name.startswith("__index_level_")]
+        named = (section.time, section.site)
+        super().__init__(section, names + [name for name in schema if name in named and name not in names])
+        self._held: tuple[int, np.ndarray] | None = None
+
+    @cached_property
+    def _borders(self) -> np.ndarray:
+        """The row at which each row group begins, and the end."""
+        found = self._file.metadata
+        return np.cumsum([0, *(found.row_group(i).num_rows for i in range(found.num_row_groups))])
+
+    @cached_property
+    def sliceable(self) -> bool:  # type: ignore[override]
+        rows = np.diff(self._borders).max(initial=0)
+        return bool(rows * len(self.features) * np.dtype(float).itemsize <= GROUP_BYTES)
 
     def _frames(self) -> Iterator[Any]:
-        import pyarrow.parquet as pq
+        for batch in self._file.iter_batches(blocks.BLOCK_STEPS, columns=self._columns):
+            yield batch.to_pandas(ignore_metadata=True)
 
-        with pq.ParquetFile(self.file) as file:
-            for batch in file.iter_batches(blocks.BLOCK_STEPS, columns=self._columns):
-                yield batch.to_pandas(ignore_metadata=True)
+    def read(self, start: int, stop: int) -> np.ndarray:
+        borders = self._borders
+        first, last = np.searchsorted(borders, [start, stop - 1], side="right") - 1
+        parts = []
+        for group in range(first, last + 1):
+            offset = borders[group]
+            parts.append(self._group(group)[max(start - offset, 0) : stop - offset])
+        return np.concatenate(parts)
+
+    def _group(self, group: int) -> np.ndarray:
+        """The values of one row group. Shards are read in order: the last one is held for the next."""
+        if self._held is None or self._held[0] != group:
+            self._held = None
+            row, end = self._borders[group : group + 2].tolist()
+            values = np.empty((end - row, len(self.features)))
+            for i, name in enumerate(self.features):  # one at a time: what is decoded is as large again
+                column = self._file.read_row_group(group, columns=[name]).to_pandas(ignore_metadata=True)[name]
+                values[:, i] = numbers(column, name, row)
+            self._held = group, values
+        return self._held[1]

@@ -26,6 +26,7 @@ CHAIN = [
         "lease",
         "progress",
         "findings",
+        "job_files",
         "job",
         "readers",
         "times",

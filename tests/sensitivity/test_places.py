@@ -16,6 +16,7 @@ import zarr
 from sensitivity import buckets, patience
 from sensitivity.addresses import place_at, place_of, scheme
 from sensitivity.errors import Refused
+from sensitivity.job import SeriesSection
 from sensitivity.patience import StoreFailed, patiently
 from sensitivity.readers import open_reader
 
@@ -264,7 +265,7 @@ def test_what_zarr_reads_of_an_object_store_is_asked_for_again(s3, hurried, fail
         with pytest.raises(StoreFailed, match="500"):
             zarr.open_array(home.zarr("x.zarr"), mode="r")
         with pytest.raises(StoreFailed, match="500"):  # nothing is said against the file
-            open_reader(f"{s3.home}/x.zarr", None, None)
+            open_reader(SeriesSection(path=f"{s3.home}/x.zarr"))
 
 
 def test_a_large_object_is_fetched_part_by_part(s3, monkeypatch):
