@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import string
 import time
 from collections import Counter as Count
 from collections import deque
+from urllib.parse import quote
 
 from ray.util.metrics import Counter, Gauge
 
@@ -18,7 +21,7 @@ class Metrics:
     """`sensitivity_*`, by run: windows, shards and retries so far, windows/s over the last minute, workers' memory."""
 
     def __init__(self, run: str) -> None:
-        self._tags = {"run": run}
+        self._tags = {"run": quote(os.fsencode(run), safe=string.printable)}  # Ray takes no tag but of ASCII
         self._counters = {
             "windows": Counter("sensitivity_windows", "windows committed", ("run",)),
             "shards": Counter("sensitivity_shards_done", "shards committed", ("run",)),

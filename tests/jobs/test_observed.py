@@ -54,11 +54,12 @@ def test_a_line_a_try_that_fails(write_job, tmp_path, capsys):
 def test_metrics_reach_what_prometheus_reads(write_job, ray_session, tmp_path):
     import ray
 
-    summary = run_job(Job.load(write_job(sensitivity=KNOBS, run={"shard_windows": 20})), How())
+    run_job(Job.load(write_job(sensitivity=KNOBS, run={"path": "läufe/run", "shard_windows": 20})), How())
     port = ray.nodes()[0]["MetricsExportPort"]
-    whole = re.compile(rf'sensitivity_windows_total{{[^}}]*run="{re.escape(str(summary.run.place))}"[^}}]*}} 55')
+    name = f'run="{tmp_path}/l%C3%A4ufe/run"'
+    whole = re.compile(rf"sensitivity_windows_total{{[^}}]*{re.escape(name)}[^}}]*}} 55")
     said = until_said(port, lambda said: whole.search(said) is not None)
-    mine = [line for line in said.splitlines() if f'run="{summary.run.place}"' in line]
+    mine = [line for line in said.splitlines() if name in line]
     values = {re.sub(r".*sensitivity_(\w+)\{.*", r"\1", line): float(line.split()[-1]) for line in mine}
     assert values["windows_total"] == 55
     assert values["shards_done_total"] == 3
