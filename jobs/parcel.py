@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -113,9 +114,15 @@ def _code(job: Job, paths: Iterable[Path]) -> tuple[list[Item], list[str]]:
     found = [item for item in (*_package(here / top), *_beside(here)) if item.name not in names]
     if not any(item.name == f"{top}.py" or item.name.startswith(f"{top}/") for item in (*asked, *found)):
         return asked, [f"{top} is not in {here}: the cluster must have it installed, or be given it with --code"]
-    left = [item for item in found if item.size > BULKY]
-    notes = [f"{item.source} ({human_bytes(item.size)}) stays here, unless with --code {item.source}" for item in left]
-    return [*asked, *(item for item in found if item.size <= BULKY)], notes
+    left = {item: why for item in found if (why := _why_left(item))}
+    notes = [f"{item.source} ({why}) stays here, unless with --code {item.source}" for item, why in left.items()]
+    return [*asked, *(item for item in found if item not in left)], notes
+
+
+def _why_left(item: Item) -> str:
+    """Why code does not go along unasked; on the cluster a module hides Python's own even from Ray."""
+    hides = item.name.removesuffix(".py") in sys.stdlib_module_names
+    return "named as a module of Python's own" if hides else human_bytes(item.size) if item.size > BULKY else ""
 
 
 def _asked(path: Path) -> list[Item]:

@@ -131,6 +131,15 @@ def test_a_module_and_those_beside_it_go_along_and_what_was_asked_for(folder, tm
     assert packed.notes == ()
 
 
+def test_a_module_that_would_hide_one_of_pythons_own_goes_along_only_if_asked_for(folder):
+    put(folder, "net.py", "calendar.py", "signal.py", "nets/signal.py")
+    model = job(folder, model="net:build", series="s3://b/s.zarr")
+    packed = pack(model, code=[folder / "signal.py", folder / "nets"])
+    assert sorted(names(packed)) == ["net.py", "nets/signal.py", "signal.py"]
+    [note] = packed.notes
+    assert f"--code {folder / 'calendar.py'}" in note
+
+
 def test_an_installed_module_must_be_there(folder):
     put(folder, "helper.py")
     packed = pack(job(folder, model="lab_models:build", series="s3://b/s.zarr"))
