@@ -36,6 +36,7 @@ export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
 
 # Slurm itself would end Ray and the run alike; so the run alone, on this node, is asked to finish what it has in hand.
 export DRIVER="$RAY_TMPDIR.driver"
+rm -f "$DRIVER"
 late=
 trap 'late=yes; kill -TERM "$(cat "$DRIVER")" || true' USR1
 # shellcheck disable=SC2016
@@ -46,5 +47,7 @@ srun --export=ALL --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --k
 status=0
 # The first is cut short by the signal.
 wait $! || wait $! || status=$?
+# Where Ray could not start on this node, `ray symmetric-run` says so, and ends with 0.
+[[ -e $DRIVER || $status -ne 0 ]] || status=1
 if [[ $late && $status -eq 1 ]]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$status"

@@ -46,3 +46,11 @@ def test_every_node_has_the_token_and_says_nothing_to_others():
     assert f"--env AWS_REGION={content['provider']['region']}" in options
     assert content["file_mounts"] == {"/home/ray/.ray/auth_token": "~/.ray/auth_token"}
     assert "IamInstanceProfile" in content["available_node_types"]["gpu"]["node_config"]
+
+
+def test_containers_see_the_gpus_of_their_machine():
+    """Ray asks for NVIDIA's runtime, which shows an image of another maker's no GPU unless told to."""
+    content = config()
+    assert content["available_node_types"]["gpu"]["docker"]["worker_run_options"] == [
+        "--env NVIDIA_VISIBLE_DEVICES=all"
+    ]

@@ -29,7 +29,7 @@ printf '%s\\0' srun "$@" >>"$RECORD"; printf '\\n' >>"$RECORD"
 env >"$RECORD.env"
 while [[ $1 != -- ]]; do shift; done
 shift
-"$@"
+if [[ ${RAY_STARTS:-yes} == yes ]]; then "$@"; fi
 """
 # Finishes when asked to, with shards missing; else at once.
 SENSITIVITY = """#!/bin/bash
@@ -150,6 +150,12 @@ def test_the_run_s_exit_status_is_the_job_s(slurm, status):
     assert not [call for call in slurm.calls("scontrol") if call[0] == "requeue"]
 
 
+def test_a_run_that_never_began_is_not_taken_for_one_that_is_done(slurm):
+    """`ray symmetric-run` ends with 0 where Ray cannot start; the job may have been on this node before."""
+    assert slurm.run("job.toml").returncode == 0
+    assert slurm.run("job.toml", RAY_STARTS="no").returncode == 1
+
+
 def test_when_time_is_up_the_run_ends_in_order_and_the_job_is_queued_again(slurm):
     with slurm.begun(work=60) as job:
         job.send_signal(signal.SIGUSR1)
@@ -159,7 +165,7 @@ def test_when_time_is_up_the_run_ends_in_order_and_the_job_is_queued_again(slurm
 
 def test_a_run_that_is_done_when_time_is_up_is_not_queued_again(slurm):
     with slurm.begun(work=1) as job:
-        Path(f"/tmp/{slurm.env['USER']}-123456.driver").unlink()  # the signal finds nobody
+        Path(f"/tmp/{slurm.env['USER']}-123456.driver").write_text("999999999")  # the signal finds nobody
         job.send_signal(signal.SIGUSR1)
         assert job.wait(timeout=30) == 0
     assert slurm.calls("scontrol") == [["show", "hostnames", "node[17-19]"]]
