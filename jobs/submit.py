@@ -70,8 +70,8 @@ class How:
         if absent:
             raise Refused(
                 "--env",
-                given=f"{', '.join(absent)}, which is not set here",
-                allowed="names of variables that are",
+                given=f"{', '.join(map(_named, absent))}, which is not set here",
+                allowed="names of variables that are, without their values",
                 remedy="export it, or leave it out",
             )
         passed = [*self.env, *([PATIENCE] if PATIENCE in os.environ else [])]
@@ -80,6 +80,12 @@ class How:
             "RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(self.grace) + MARGIN_SECONDS),  # from SIGTERM to SIGKILL
         }
         return ours | {name: os.environ[name] for name in passed}
+
+
+def _named(variable: str) -> str:
+    """What stands behind `=` may be a secret."""
+    name, given, _ = variable.partition("=")
+    return f"{name}=…" if given else name
 
 
 def submit(file: Path, how: How) -> int:

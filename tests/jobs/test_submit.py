@@ -162,6 +162,7 @@ def test_a_token_is_asked_for_in_one_screen(head, write_job, tmp_path, environme
         (["--address", "http://127.0.0.1:99999"], "--address is refused"),
         (["--address", "http://127.0.0.1:1"], "connection refused"),
         (["--address", "http://127.0.0.1:1", "--env", "NEVER_SET"], "NEVER_SET, which is not set here"),
+        (["--address", "http://127.0.0.1:1", "--env", "NEVER_SET=hush"], "NEVER_SET=…, which is not set here"),
         (["--address", "http://127.0.0.1:1", "--code", "/nowhere"], "'/nowhere' does not exist"),
     ],
 )
@@ -169,6 +170,7 @@ def test_what_cannot_be_submitted_is_refused_before_anything_is_sent(write_job, 
     found = call("submit", write_job(), "--shared", tmp_path, *options)
     assert (found.exit_code, found.stdout) == (2, "")
     assert says in found.stderr
+    assert "hush" not in found.stderr
     assert len(found.stderr.splitlines()) < 12
 
 
