@@ -85,6 +85,7 @@ def _require_ray(address: str) -> bool:
         answer = requests.get(f"{address}/api/version", timeout=(CONNECT_SECONDS, ANSWER_SECONDS))
     except requests.RequestException as error:
         raise _no_head(address, _reason(error)) from error
+    _require_not_sent_on(address, answer)
     if answer.status_code in (401, 403):
         return True
     version = _version(answer)
@@ -98,6 +99,15 @@ def _require_ray(address: str) -> bool:
             remedy="bring the cluster up to date",
         )
     return False
+
+
+def _require_not_sent_on(address: str, answer: requests.Response) -> None:
+    """A job that is sent on arrives as a question, and a token not at all."""
+    there, rest, _ = answer.url.partition("/api/version")
+    if answer.history and rest:
+        raise Refused(
+            "--address", given=f"{address}, which sends on to {there}", allowed=ALLOWED, remedy=f"--address {there}"
+        )
 
 
 def _version(answer: requests.Response) -> str | None:

@@ -189,6 +189,8 @@ def server():
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(server.status)
+            if server.status == 301:
+                self.send_header("Location", server.sends_to + self.path)
             self.end_headers()
             self.wfile.write(server.says)
 
@@ -217,6 +219,13 @@ def server():
 def test_what_is_no_head_or_an_old_one_is_refused(server, status, says, message):
     server.status, server.says = status, says
     with pytest.raises(Refused, match=message):
+        connected(server.url)
+
+
+def test_an_address_that_sends_on_is_refused_with_where_to(server, head):
+    """As http:// of what is served with https://."""
+    server.status, server.sends_to = 301, head.address
+    with pytest.raises(Refused, match=rf"(?s)which sends on to {head.address}\n.*do +--address {head.address}$"):
         connected(server.url)
 
 
