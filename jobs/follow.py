@@ -12,6 +12,7 @@ import aiohttp
 
 SILENT_SECONDS = 60.0  # of a connection, which may have broken unnoticed: a laptop has slept
 AGAIN_SECONDS = 1.0
+TOLD_SECONDS = 10.0
 LOST_SECONDS = 600.0
 BROKEN = (RuntimeError, OSError, aiohttp.ClientError)
 
@@ -25,15 +26,19 @@ def follow(client: Any, submission_id: str, show: Callable[[str], Any]) -> Any:
 
     client: a JobSubmissionClient. Raises `Lost`.
     """
-    log, heard, ended = _Log(client, submission_id, show), time.monotonic(), False
+    log, heard, ended, told = _Log(client, submission_id, show), time.monotonic(), False, False
     while True:
         complete = asyncio.run(log.read())
         details = _details(client, submission_id)
         if details is None:
-            if time.monotonic() - heard > LOST_SECONDS:
+            silence = time.monotonic() - heard
+            if silence > LOST_SECONDS:
                 raise Lost(f"nothing has been heard of {submission_id} for {LOST_SECONDS:,.0f} s")
+            if silence > TOLD_SECONDS and not told:
+                show(f"the head does not answer; it is asked again for {LOST_SECONDS:,.0f} s\n")
+                told = True
         else:
-            heard = time.monotonic()
+            heard, told = time.monotonic(), False
             if details.status.is_terminal() and (complete or ended):  # what it said may be lost with its node
                 return details
             ended = details.status.is_terminal()

@@ -375,6 +375,14 @@ def test_a_head_that_is_gone_or_another_is_not_waited_for_without_end(monkeypatc
         follow(Broken("", ended=[gone]), "soil-a1", print)
 
 
+def test_a_head_that_does_not_answer_is_told_of_once_each_time(monkeypatch):
+    monkeypatch.setattr(following, "TOLD_SECONDS", 0.0)
+    said: list[str] = []
+    away, done = ConnectionError(), details(status="SUCCEEDED")
+    follow(Broken("x", 1, ended=[away, away, away, details(), away, done]), "soil-a1", said.append)
+    assert said.count("the head does not answer; it is asked again for 600 s\n") == 2
+
+
 def test_ctrl_c_leaves_the_job_running(monkeypatch, capsys):
     monkeypatch.setattr(submitting, "follow", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert submitting._waited_for(None, "soil-a1", "/runs/soil", "http://head:8265") == 130
