@@ -102,8 +102,12 @@ def submit(file: Path, how: How) -> int:
         environment |= written(parcel, Path(folder))
         _say_what_goes(parcel)
         entrypoint = how.entrypoint(copy_series=parcel.takes_series)
-        with refused_by(how.address):
-            submission_id = hand_over(client, job.run.path.rstrip("/"), how.address, entrypoint, environment)
+        try:
+            with refused_by(how.address):
+                submission_id = hand_over(client, job.run.path.rstrip("/"), how.address, entrypoint, environment)
+        except KeyboardInterrupt:
+            say("interrupted: given again, the same command says whether the head has the job already")
+            return INTERRUPTED
     print(submission_id, flush=True)
     say(_commands(job.run.path, how.address, submission_id))
     return _waited_for(client, submission_id, job.run.path, how.address) if how.wait else DONE

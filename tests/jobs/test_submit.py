@@ -383,6 +383,15 @@ def test_a_head_that_does_not_answer_is_told_of_once_each_time(monkeypatch):
     assert said.count("the head does not answer; it is asked again for 600 s\n") == 2
 
 
+def test_ctrl_c_while_the_job_is_on_its_way_is_no_failed_run(write_job, tmp_path, monkeypatch):
+    cluster = Cluster()
+    monkeypatch.setattr(cluster, "submit_job", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(submitting, "connected", lambda _: cluster)
+    found = call("submit", write_job(), "--shared", tmp_path, "--address", "http://head:8265")
+    assert (found.exit_code, found.stdout) == (130, "")
+    assert "whether the head has the job already" in found.stderr
+
+
 def test_ctrl_c_leaves_the_job_running(monkeypatch, capsys):
     monkeypatch.setattr(submitting, "follow", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert submitting._waited_for(None, "soil-a1", "/runs/soil", "http://head:8265") == 130
