@@ -243,7 +243,7 @@ def query(run: str, statistic: str, form: str, sites: tuple[str, ...]) -> None:
         )
     with _damage_refused(run):
         wanted = queries.STATISTICS[statistic]
-        found = (queries.by_site(wanted, dataset, sites) if sites else wanted(dataset)).compute()
+        found = (queries.of_sites(wanted, dataset, sites) if sites else wanted(dataset)).compute()
     click.echo(render(queries.rows(found), form))
 
 

@@ -20,11 +20,10 @@ def described(job: Beginning) -> str:
 
 def _series(job: Beginning) -> Iterator[tuple[str, str]]:
     yield "features", ", ".join(job.plan.features) + "  (in the order the model takes them)"
-    by_site = job.plan.windows_by_site
-    if by_site:
-        short = sum(not windows for windows in by_site)
+    if job.plan.sites:
+        short = job.plan.short_sites
         which = f", of which {short:,} {'is' if short == 1 else 'are'} shorter than a window" if short else ""
-        yield "sites", f"{len(by_site):,}{which}"
+        yield "sites", f"{job.plan.sites:,}{which}"
     where = "copied into the run directory once" if job.copies_series else "read where it is"
     yield "series", f"{job.survey.steps:,} steps, {where}"
 

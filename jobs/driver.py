@@ -94,7 +94,8 @@ def run_job(job: Job, how: How) -> Summary:
         prepared = prepare(job, nodes, gpu=how.serial, trust_model=how.trust_model, autoscale=how.autoscale)
         run = replace(prepared, copy_series=how.copy_series).open_or_create(lease)
         run = _as_ours(replace(run, code=job.directory), lease, how)
-        if not lease.made and run.series != job.series:  # what workers read; the job's own was surveyed just now
+        surveyed = run.series == job.series and not prepared.copies_series  # just now, as workers are to read it
+        if not lease.made and not surveyed:
             require_series(run)
         return _finish(run, lease, prepared.plan.choice, prepared.plan.workers, how, stop)
 

@@ -9,6 +9,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ class Beginning:
     audit: Audit | None
     copy_series: bool = False
 
-    @property
+    @cached_property
     def copies_series(self) -> bool:
         """Whether the run is to hold its series, for workers to read."""
         return self.copy_series or not is_sliceable(self.job.series, self.survey)

@@ -17,7 +17,7 @@ from .errors import Refused
 from .folders import Folder
 from .patience import is_damage, reason
 from .places import Place
-from .series import ingest, series_changed
+from .series import ingest, is_sliceable, series_changed
 from .store import JOB, MODEL, RESULTS, SERIES, Run
 from .survey import survey
 from .template import write_template
@@ -71,7 +71,8 @@ def _inspect_shard(run: Run, record: Commit | Odd) -> Inspected:
 def require_series(run: Run) -> None:
     """Refuse to go on with a series that is not the one this run began with: the copy, or the source where none is."""
     if not run.content["ingested"]:
-        if survey(run.series).fingerprint != run.survey.fingerprint:
+        found = survey(run.series)
+        if found.fingerprint != run.survey.fingerprint or not is_sliceable(run.series, found):
             raise series_changed(run.series.path, "since the run began")
         return
     names = [name for name in run.content["files"] if name.startswith(f"{SERIES}/")]

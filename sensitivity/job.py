@@ -88,11 +88,13 @@ class Scaling(Section):
 
 
 class SeriesSection(Section):
-    """site: the column or dimension that tells the sites of a panel apart; None: one called `site`, if there is one."""
+    """site: the column or dimension that tells the sites of a panel apart; None: one called `site`, if there is one;
+    False: none.
+    """
 
     path: Address
     time: str | None = None
-    site: str | None = None
+    site: str | Literal[False] | None = None
     features: Annotated[list[str], Field(min_length=1)] | None = None
     scaling: Scaling | None = None
 
@@ -108,7 +110,7 @@ class SeriesSection(Section):
                 remedy="take the repeated names out",
             )
         for key, name in (("time", self.time), ("site", self.site)):
-            if name is not None and name in names:
+            if name and name in names:
                 raise Refused(
                     "series.features",
                     given=f"the {key} column {name!r} among them",

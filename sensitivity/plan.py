@@ -110,7 +110,8 @@ class Plan:
     worker_bytes: int
     facts: ModelFacts
     features: tuple[str, ...]
-    windows_by_site: tuple[int, ...] = ()
+    sites: int = 0
+    short_sites: int = 0
 
     @property
     def setting(self) -> Setting:
@@ -151,14 +152,15 @@ def plan_run(
     layout = cut(windows.count, size, facts.output_steps, job.run.shard_windows)
     plan = Plan(
         layout=layout,
-        skipped=windows.skipped_count(survey.missing),
+        skipped=windows.skipped_count(survey.gaps),
         workers=workers,
         choice=choice,
         window_bytes=size,
         worker_bytes=worker_memory(facts, choice, layout),
         facts=facts,
         features=survey.features,
-        windows_by_site=tuple(windows.by_site.tolist()) if survey.sites else (),
+        sites=len(survey.sites),
+        short_sites=int((windows.per_site == 0).sum()),
     )
     _require_room(plan, free_bytes)
     return plan

@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 
 from .errors import Refused
+from .site_index import SiteIndex
 from .standing import stand
 from .store import Run
 
@@ -31,7 +32,7 @@ def open_run(path: str | Path) -> xr.Dataset:
     (the feature's standard deviation over the series). A window that is not committed reads as NaN.
 
     The windows of a panel stand site by site, each site's in order of time; `site` (text) along time is an index like
-    `time`: `.sel(site="A").sel(time=slice("2001", "2003"))`.
+    `time`: `.sel(site="A").sel(time=slice("2001", "2003"))`, one after the other. `input_std` is over all sites.
 
     Raises `Refused` (a ValueError) where there is no run.
     """
@@ -41,8 +42,9 @@ def open_run(path: str | Path) -> xr.Dataset:
     # A block per shard where some are missing: then a block is read either whole or not at all.
     dataset = xr.open_zarr(run.results, chunks=None).assign_coords(committed=("time", committed))
     if run.survey.sites:
-        sites = np.repeat(np.array([site.name for site in run.survey.sites], object), run.windows.by_site)
-        dataset = dataset.assign_coords(site=("time", sites)).set_xindex("site")
+        names, counts = np.array([site.name for site in run.survey.sites], object), run.windows.per_site
+        index = SiteIndex("site", "time", names[counts > 0], np.cumsum([0, *counts[counts > 0]]))
+        dataset = dataset.drop_vars("site").assign_coords(xr.Coordinates.from_xindex(index))
     shard_bytes = max(1, dataset["jacobian"].nbytes // layout.shard_count)
     shards = max(1, BLOCK_BYTES // shard_bytes) if committed.all() else 1
     blocks = {"time": layout.shard_windows * shards, "output_step": layout.chunk_steps}
@@ -66,7 +68,10 @@ def _masked(array: da.Array, served: np.ndarray) -> da.Array:
 
 def of_site(dataset: xr.Dataset, site: str) -> xr.Dataset:
     """The windows of one site of a panel. Raises `Refused` where there is no such site, or none at all."""
-    known = list(dict.fromkeys(dataset["site"].values)) if "site" in dataset.coords else []
+    if "site" in dataset.coords and "site" not in dataset.xindexes:
+        dataset = dataset.set_xindex("site", SiteIndex)
+    index = dataset.xindexes.get("site")
+    known = index.names if isinstance(index, SiteIndex) else []
     if site not in known:
         raise Refused(
             "site",
@@ -77,7 +82,7 @@ def of_site(dataset: xr.Dataset, site: str) -> xr.Dataset:
     return dataset.sel(site=site)
 
 
-def by_site(statistic: Callable[[xr.Dataset], xr.Dataset], dataset: xr.Dataset, sites: Sequence[str]) -> xr.Dataset:
+def of_sites(statistic: Callable[[xr.Dataset], xr.Dataset], dataset: xr.Dataset, sites: Sequence[str]) -> xr.Dataset:
     """A statistic of some sites of a panel, each by itself: lazy, with a dimension `site` in front."""
     found = [statistic(of_site(dataset, site)) for site in sites]
     return xr.concat(found, xr.Variable("site", np.array(sites, object)), coords="minimal", compat="override")

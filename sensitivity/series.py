@@ -13,7 +13,7 @@ from .errors import Refused
 from .job import Scaling, SeriesSection
 from .readers import Block, Reader, is_fetched, open_reader
 from .survey import Content, Survey
-from .windows import Windows
+from .windows import Windows, joined
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -38,6 +38,11 @@ class Series:
 
         Scaled in float64 and then rounded once to the run's dtype.
         """
+        parts = [self._read(windows, *near) for near in windows.near(start, stop)]
+        cut, whole = zip(*parts, strict=True)
+        return joined(list(cut)), joined(list(whole))
+
+    def _read(self, windows: Windows, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         values = self._reader.read(*windows.span(start, stop))
         whole = windows.cut_span(np.isfinite(values).all(axis=1)[:, None], start, stop).all(axis=(1, 2))
         scaled = ((values - self.mean) / self.std).astype(self._dtype)
@@ -125,9 +130,10 @@ def series_changed(path: str, when: str) -> Refused:
     )
 
 
-def ingested(section: SeriesSection, path: str) -> SeriesSection:
+def ingested(section: SeriesSection, survey: Survey, path: str) -> SeriesSection:
     """The section that reads the copy at `path` made by `ingest`."""
-    return section.model_copy(update={"path": path, "time": INGESTED_TIME if section.time else None, "site": None})
+    labels = {"time": INGESTED_TIME if section.time else None, "site": INGESTED_SITE if survey.sites else False}
+    return section.model_copy(update={"path": path, **labels})
 
 
 def is_sliceable(section: SeriesSection, survey: Survey) -> bool:

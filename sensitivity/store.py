@@ -197,7 +197,7 @@ class Run:
     def series(self) -> SeriesSection:
         """Where workers read the series: the job's source, or its ingested copy."""
         section = self.job.series
-        return ingested(section, f"{self.place}/{SERIES}") if self.content["ingested"] else section
+        return ingested(section, self.survey, f"{self.place}/{SERIES}") if self.content["ingested"] else section
 
 
 def job_seal(content: dict[str, Any]) -> str:

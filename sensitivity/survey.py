@@ -52,6 +52,15 @@ class Survey:
         """The step at which each site begins."""
         return (0, *np.cumsum([site.steps for site in self.sites[:-1]]).tolist())
 
+    @cached_property
+    def gaps(self) -> np.ndarray:
+        """`missing` as an array: int64 `(run, 2)`."""
+        return np.array(self.missing, np.int64).reshape(-1, 2)
+
+    @cached_property
+    def _begin(self) -> np.ndarray:
+        return np.array(self.starts, np.int64)
+
     def windows(self, length: int, stride: int) -> Windows:
         return Windows(self.steps, length, stride, self.starts)
 
@@ -69,7 +78,7 @@ class Survey:
         return np.concatenate([axis.at(part - self.starts[site]) for axis, site, part in parts])
 
     def _place(self, steps: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self.starts, steps, side="right") - 1
+        return np.searchsorted(self._begin, steps, side="right") - 1
 
     def require_fits(self, dtype: str, scaling: Scaling | None) -> None:
         """Refuse values that would overflow in the run's dtype."""

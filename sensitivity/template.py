@@ -121,7 +121,7 @@ def _write_labels(group: zarr.Group, survey: Survey, windows: Windows) -> None:
         labels = _time(survey, steps)
         labels.encoding = {**encoding, "dtype": head.dtype} if encoding else {}
         time[start:stop] = xr.conventions.encode_cf_variable(labels).values
-        skipped[start:stop] = windows.skipped(survey.missing, start, stop)
+        skipped[start:stop] = windows.skipped(survey.gaps, start, stop)
         if site is not None:
             site[start:stop] = survey.site_of(steps)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +10,9 @@ import numpy as np
 
 from .errors import Refused
 from .job import SeriesSection
-from .readers import Block
+from .readers import TIME_OF_DAY, Block
 
 ENOUGH = 64  # times from which a rule can be told; a block may hold fewer of a site
-_TIME_OF_DAY = re.compile(r"\s*\d{1,2}:\d")
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Clock:
         import pandas as pd
 
         values = np.asarray(times)
-        if isinstance(values[0], str) and _TIME_OF_DAY.match(values[0]):
+        if isinstance(values[0], str) and TIME_OF_DAY.match(values[0]):
             self._require(np.zeros(1, bool), times, "a time of day without its date")
         if values.dtype.kind in "iuf":
             self._require(np.isfinite(values), times, "a missing time")

@@ -8,6 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
+Gaps = np.ndarray | tuple[tuple[int, int], ...]  # runs `[start, stop)` of missing steps, in order
+
 
 @dataclass(frozen=True)
 class Windows:
@@ -26,7 +28,7 @@ class Windows:
         return int(self._first[-1])
 
     @cached_property
-    def by_site(self) -> np.ndarray:
+    def per_site(self) -> np.ndarray:
         """Windows of each site: int64 `(site)`."""
         steps = np.diff([*self.starts, self.steps])
         return np.maximum(0, (steps - self.length) // self.stride + 1)
@@ -38,7 +40,7 @@ class Windows:
     @cached_property
     def _first(self) -> np.ndarray:
         """The window that each site begins with, and their number: int64 `(site + 1)`."""
-        return np.concatenate([[0], np.cumsum(self.by_site)])
+        return np.concatenate([[0], np.cumsum(self.per_site)])
 
     def _begin(self, windows: np.ndarray) -> np.ndarray:
         """The first step of each window."""
@@ -55,8 +57,8 @@ class Windows:
 
     def heads(self) -> np.ndarray:
         """The last steps of each site's first two windows: what all their times can be told from."""
-        first = self._first[:-1][self.by_site > 0]
-        second = np.minimum(first + 1, self._first[1:][self.by_site > 0] - 1)
+        first = self._first[:-1][self.per_site > 0]
+        second = np.minimum(first + 1, self._first[1:][self.per_site > 0] - 1)
         return self._begin(np.unique([first, second])) + self.length - 1
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -65,7 +67,19 @@ class Windows:
         borders = [start, *self._first[first:last].tolist(), stop]
         yield from ((i, j) for i, j in zip(borders, borders[1:], strict=False) if i < j)
 
-    def skipped(self, missing: tuple[tuple[int, int], ...], start: int, stop: int) -> np.ndarray:
+    def near(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Windows `[start, stop)` as they are best read, `(start, stop)`: apart where many steps stand between two
+        sites, of others that are too short for a window.
+        """
+        first, last = start, start
+        for piece in self.pieces(start, stop):
+            if last > first and self.span(*piece)[0] - self.span(first, last)[1] > self.length + self.stride:
+                yield first, last
+                first = piece[0]
+            last = piece[1]
+        yield first, last
+
+    def skipped(self, missing: Gaps, start: int, stop: int) -> np.ndarray:
         """Which of windows `[start, stop)` touch a missing step: bool `(window)`."""
         first, last = np.clip(self._touched(missing), start, stop) - start
         change = np.zeros(stop - start + 1, np.int64)
@@ -73,14 +87,14 @@ class Windows:
         np.add.at(change, last, -1)
         return np.cumsum(change[:-1]) > 0
 
-    def skipped_count(self, missing: tuple[tuple[int, int], ...]) -> int:
+    def skipped_count(self, missing: Gaps) -> int:
         first, last = self._touched(missing)
         reached = np.maximum.accumulate(np.concatenate([[0], last]))[:-1]
         return int(np.maximum(0, last - np.maximum(first, reached)).sum())
 
-    def _touched(self, missing: tuple[tuple[int, int], ...]) -> np.ndarray:
+    def _touched(self, missing: Gaps) -> np.ndarray:
         """For each run of missing steps, the windows `[first, last)` that touch it: int64 `(2, run)`."""
-        start, stop = np.array(missing, np.int64).reshape(-1, 2).T
+        start, stop = np.asarray(missing, np.int64).reshape(-1, 2).T
         first = self._begun_before(start - self.length + 1)
         return np.stack([first, np.maximum(first, self._begun_before(stop))])
 
@@ -88,7 +102,7 @@ class Windows:
         """How many windows begin before each of these steps."""
         site = np.maximum(0, np.searchsorted(self._starts, steps, side="right") - 1)
         own = -(-(steps - self._starts[site]) // self.stride)
-        return self._first[site] + np.clip(own, 0, self.by_site[site])
+        return self._first[site] + np.clip(own, 0, self.per_site[site])
 
     def cut(self, values: np.ndarray) -> np.ndarray:
         """A view `(window, lag, feature)` of consecutive steps `(step, feature)` of one site, oldest lag first."""
@@ -99,5 +113,9 @@ class Windows:
         """Windows `[start, stop)` out of the steps of their `span`: a view where they are of one site, else a copy."""
         offset = self.span(start, stop)[0]
         spans = [np.array(self.span(*piece)) - offset for piece in self.pieces(start, stop)]
-        parts = [self.cut(values[first:last]) for first, last in spans]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return joined([self.cut(values[first:last]) for first, last in spans])
+
+
+def joined(parts: list[np.ndarray]) -> np.ndarray:
+    """The parts behind each other: a copy where there are several."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -187,7 +187,7 @@ class Worker:
     def _read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Windows `[start, stop)`, and which are whole: those that were when the series was surveyed."""
         windows, whole = self._series.windows(self.run.windows, start, stop)
-        skipped = self.run.windows.skipped(self.run.survey.missing, start, stop)
+        skipped = self.run.windows.skipped(self.run.survey.gaps, start, stop)
         if (whole == skipped).any():
             raise OSError(f"windows {start} to {stop - 1} have other gaps than when the run began")
         return windows, whole

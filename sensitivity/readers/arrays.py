@@ -51,7 +51,7 @@ class Matrix(Sliced):
                 remedy="save the series itself, not windows cut from it",
             )
         for key, name in (("time", section.time), ("site", section.site)):
-            if name is not None:
+            if name:
                 raise Refused(
                     f"series.{key}",
                     given=f"{name!r} for {path}",

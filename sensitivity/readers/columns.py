@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import Refused
+
+TIME_OF_DAY = re.compile(r"\s*\d{1,2}:\d")
 
 
 def choose_features(columns: Sequence[str], features: Sequence[str] | None) -> tuple[str, ...]:
@@ -49,6 +53,18 @@ def _column_advice(columns: Sequence[str]) -> str:
     if not columns:
         return "give numbers as one variable per feature along the steps, or one variable (step, feature)"
     return "correct the name; spelling and case count"
+
+
+def dates(column: Any) -> Any:
+    """Text that tells times, read all at once; else as it stands, for who names what cannot be read."""
+    import pandas as pd
+
+    if not pd.api.types.is_string_dtype(column) or column.str.match(TIME_OF_DAY).any():
+        return column
+    with warnings.catch_warnings():  # pandas warns of what is about to be refused
+        warnings.simplefilter("ignore", UserWarning)
+        read = pd.to_datetime(column, errors="coerce", utc=True)
+    return column if read.isna().any() else read.dt.tz_localize(None)
 
 
 def numbers(column: Any, name: str, first_row: int) -> np.ndarray:

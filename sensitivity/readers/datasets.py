@@ -11,13 +11,12 @@ import numpy as np
 
 from ..errors import Refused
 from ..job import SeriesSection
-from . import blocks
 from .arrays import Sliced
 from .blocks import Block, Reader, reading
 from .columns import choose_features, no_column, require_once
-from .sites import by_site, require_told_apart, site_column, site_names
+from .sites import require_told_apart, site_column, site_names, split_by_site
 
-ROWS = 4 * blocks.BLOCK_STEPS  # steps of sites that are read at once
+AT_ONCE = 64 << 20  # bytes of several sites' steps that are read together
 SITES_TOGETHER = 4  # as many sites may be read for the sake of one; where they lie closer together, a copy is made
 
 
@@ -94,7 +93,7 @@ class Record(_Labelled):
         if self._axes.site is None:
             yield Block(times, values)
             return
-        yield from by_site(self._axes.site[start:stop].values, start, times, values)
+        yield from split_by_site(self._axes.site[start:stop].values, start, times, values)
 
 
 class Panel(_Labelled):
@@ -128,11 +127,13 @@ class Panel(_Labelled):
 
     def read(self, start: int, stop: int) -> np.ndarray:
         length = self._length
-        parts = [
-            self._part(max(start - site * length, 0), min(stop - site * length, length), site, site + 1)[:, 0]
-            for site in range(start // length, (stop - 1) // length + 1)
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        (first, begin), (last, end) = divmod(start, length), divmod(stop - 1, length)
+        if first == last:
+            return self._part(begin, end + 1, first, last + 1)[:, 0]
+        parts = [self._part(begin, length, first, first + 1), self._part(0, end + 1, last, last + 1)]
+        if last > first + 1:
+            parts.insert(1, self._part(0, length, first + 1, last))
+        return np.concatenate([part.swapaxes(0, 1).reshape(-1, len(self.features)) for part in parts])
 
     def _part(self, start: int, stop: int, first: int, last: int) -> np.ndarray:
         """Steps `[start, stop)` of sites `[first, last)`, `(step, site, feature)`."""
@@ -142,8 +143,8 @@ class Panel(_Labelled):
         whole, together = self._at_once
         if self.sliceable:
             together = 1  # so that one site comes after another, as workers read them
-        most = max(1, ROWS // together)
-        steps = most - most % whole if most > whole else most
+        most = AT_ONCE // (together * len(self.features) * np.dtype(float).itemsize)
+        steps = max(whole, most - most % whole)  # never less than lies in one piece
         for first in range(0, len(self._names), together):
             last = min(first + together, len(self._names))
             for start in range(0, self._length, steps):
@@ -191,9 +192,14 @@ def _sites(section: SeriesSection, dataset: Any) -> tuple[Any, str | None]:
     site = dataset[name]
     if section.site is not None:
         site = _along_one("series.site", site, "name the coordinate or dimension that tells sites apart")
-    elif site.ndim != 1 or {str(label) for label in site.values} & set(section.features or ()):
-        return None, None  # it labels what the model takes side by side
+    elif site.ndim != 1 or _labels_features(site, section):
+        return None, None
     return site, str(site.dims[0])
+
+
+def _labels_features(site: Any, section: SeriesSection) -> bool:
+    """Whether a dimension's labels are what the model takes side by side."""
+    return site.dims == (site.name,) and not {str(label) for label in site.values}.isdisjoint(section.features or ())
 
 
 def _leading_dim(section: SeriesSection, dataset: Any, site: Any, along: str | None) -> str:

@@ -18,6 +18,8 @@ USUAL = "site"
 
 def site_column(section: SeriesSection, names: Sequence[str]) -> str | None:
     """The column or dimension of sites: the one asked for, else one called `site` that is nothing else."""
+    if section.site is False:
+        return None
     if section.site is None:
         free = USUAL in names and USUAL != section.time and USUAL not in (section.features or ())
         return USUAL if free else None
@@ -33,21 +35,16 @@ def site_column(section: SeriesSection, names: Sequence[str]) -> str | None:
     return section.site
 
 
-def by_site(column: Any, first_row: int, times: Any, values: np.ndarray) -> Iterator[Block]:
+def split_by_site(column: Any, first_row: int, times: Any, values: np.ndarray) -> Iterator[Block]:
     """Rows of a table, of which `column` names the sites, as a block a site; sites in the order they come."""
     import pandas as pd
 
+    if not len(values):
+        return
     codes, found = pd.factorize(column)
+    _require_named(codes < 0, first_row)
     names = site_names(found)
-    nameless = (codes < 0) | np.isin(codes, [i for i, name in enumerate(names) if not name])
-    if nameless.any():
-        rows = ", ".join(str(first_row + i + 1) for i in np.flatnonzero(nameless)[:3])
-        raise Refused(
-            "series.site",
-            given=f"rows without a site, first row {rows}",
-            allowed="a site in every row",
-            remedy="name the site there, or take the rows out",
-        )
+    _require_named(np.isin(codes, [i for i, name in enumerate(names) if not name]), first_row)
     borders = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
     if len(borders) == len(names) + 1:
         for start, stop in zip(borders, borders[1:], strict=False):
@@ -56,6 +53,17 @@ def by_site(column: Any, first_row: int, times: Any, values: np.ndarray) -> Iter
     order = np.argsort(codes, kind="stable")
     for name, own_rows in zip(names, np.split(order, np.cumsum(np.bincount(codes))[:-1]), strict=True):
         yield Block(_some(times, own_rows), values[own_rows], name, mixed=True)
+
+
+def _require_named(nameless: np.ndarray, first_row: int) -> None:
+    if nameless.any():
+        rows = ", ".join(str(first_row + i + 1) for i in np.flatnonzero(nameless)[:3])
+        raise Refused(
+            "series.site",
+            given=f"rows without a site, first row {rows}",
+            allowed="a site in every row",
+            remedy="name the site there, or take the rows out",
+        )
 
 
 def _some(times: Any, rows: Any) -> Any:

@@ -13,8 +13,8 @@ import numpy as np
 from ..job import SeriesSection
 from . import blocks
 from .blocks import Block, reading
-from .columns import choose_features, no_column, numbers, require_once
-from .sites import by_site, site_column
+from .columns import choose_features, dates, no_column, numbers, require_once
+from .sites import site_column, split_by_site
 
 GROUP_BYTES = 64 << 20  # of a row group of Parquet, as numbers: a worker holds one while it reads slices of it
 
@@ -49,7 +49,8 @@ class _Table(ABC):
         if self.site is None:
             yield Block(times, values)
             return
-        yield from by_site(frame[self.site], row, times, values)
+        times = None if times is None else dates(times)
+        yield from split_by_site(frame[self.site], row, times, values)
 
     @abstractmethod
     def _frames(self) -> Iterator[Any]:

@@ -128,7 +128,7 @@ def test_query_and_plot_tell_sites_apart(write_job, model, tmp_path):
         known = entries[np.isfinite(reference).all(axis=(1, 2, 3))]
         assert row["count"] == len(known)
         assert row["mean"] == pytest.approx(known.mean(), abs=1e-6)
-    both = query.by_site(query.importance, sensitivity.open_run(run), ["01013500", "Isar, oben"])
+    both = query.of_sites(query.importance, sensitivity.open_run(run), ["01013500", "Isar, oben"])
     assert both["importance"].dims[0] == "site"
     refused = runner.invoke(main, [*asked, "--site", "NA"])
     assert refused.exit_code == 2
@@ -136,6 +136,29 @@ def test_query_and_plot_tell_sites_apart(write_job, model, tmp_path):
     picture = tmp_path / "one.svg"
     assert runner.invoke(main, ["plot", run, "heatmap", "-o", str(picture), "--site", "01013500"]).exit_code == 0
     assert "30 windows" in picture.read_text()
+
+
+def test_a_site_of_one_window_is_a_slice_like_any_other(write_job, tmp_path):
+    model = sequential((LENGTH, 2), layers.GRU(4, return_sequences=True), layers.Dense(1))
+    knobs = {"kernel": "scan", "windows_per_call": 2}
+    file = write_job(model, sensitivity=knobs, series={"features": ["rain", "heat"]})
+    parts = {"z": frame(9), "one": frame(LENGTH, seed=1), "a": frame(8, seed=2)}
+    table = pd.concat([part.assign(site=name) for name, part in parts.items()])
+    table.to_csv(tmp_path / "series.csv", index=False)
+    run_job(Job.load(file), How(serial=True))
+    dataset = sensitivity.open_run(tmp_path / "run")
+    for name, windows in (("z", 4), ("one", 1), ("a", 3)):
+        own = query.of_site(dataset, name)
+        assert own.sizes["time"] == windows
+        assert own["jacobian"].dims == dataset["jacobian"].dims
+        assert set(own["site"].values) == {name}
+    asked = ["query", str(tmp_path / "run"), "lag-profile", "--format", "json", "--site", "one", "--site", "z"]
+    rows = json.loads(CliRunner().invoke(main, asked).stdout)
+    reference = tape_jacobian(model, parts["one"][["rain", "heat"]].to_numpy("float32")[None])
+    for row in rows[: LENGTH * LENGTH * 2]:
+        lag, feature = LENGTH - 1 - row["lag"], ["rain", "heat"].index(row["feature"])
+        assert (row["site"], row["count"]) == ("one", 1)
+        assert row["mean"] == pytest.approx(reference[0, row["output_step"], 0, lag, feature], abs=1e-6)
 
 
 def test_a_run_without_sites_has_none_to_ask_for(write_job, tmp_path):
@@ -168,6 +191,17 @@ def test_another_series_under_the_same_name_is_another_run(write_job, model, tmp
         run_job(wanted, How(serial=True))
     with pytest.raises(Refused, match="has changed since the run began"):
         resume(tmp_path / "run", How(serial=True))
+
+
+def test_rows_that_were_mixed_since_are_not_read_as_if_they_stood_together(write_job, model, tmp_path):
+    """Sites, times and values are the same; where they stand is not."""
+    wanted = job(write_job, model, "parquet")
+    run_job(wanted, How(serial=True))
+    forget(Run.open(tmp_path / "run"), 0)
+    job(write_job, model, "parquet", mixed=True)
+    for again in (lambda: run_job(wanted, How(serial=True)), lambda: resume(tmp_path / "run", How(serial=True))):
+        with pytest.raises(Refused, match="has changed since the run began"):
+            again()
 
 
 @pytest.mark.parametrize(("form", "where"), [("csv", "copied into the run directory"), ("parquet", "read where it is")])

@@ -51,7 +51,7 @@ CHAIN = [
         "store",
         "creation",
     ),
-    *("commits", "tally", "standing", "integrity", "writing", "worker", "kept", "api", "query", "plots"),
+    *("commits", "tally", "standing", "integrity", "writing", "worker", "kept", "api", "site_index", "query", "plots"),
 ]
 
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet
 import pytest
 import xarray as xr
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sensitivity import series as series_module
 from sensitivity import times
-from sensitivity.addresses import place_at
 from sensitivity.errors import Refused
 from sensitivity.folders import Folder
 from sensitivity.job import SeriesSection
-from sensitivity.readers import blocks, datasets, open_reader, tables
-from sensitivity.series import first_windows, ingest, ingested, is_sliceable, open_series
+from sensitivity.readers import blocks, datasets, open_reader
+from sensitivity.series import first_windows, ingest, ingested, is_sliceable
 from sensitivity.survey import Survey, survey
 from sensitivity.windows import Windows
 from tests.conftest import cut, frame
@@ -98,7 +94,7 @@ def test_sites_that_are_mixed_stand_one_after_another_in_the_copy(tmp_path, form
     found = survey(section)
     assert not is_sliceable(section, found)
     ingest(section, found, Folder(tmp_path).zarr("copy.zarr"))
-    copy = ingested(section, str(tmp_path / "copy.zarr"))
+    copy = ingested(section, found, str(tmp_path / "copy.zarr"))
     again = survey(copy)
     assert (again.fingerprint, again.sites, again.grouped) == (found.fingerprint, found.sites, True)
     np.testing.assert_array_equal(open_reader(copy).read(0, 69), values(table))
@@ -130,7 +126,7 @@ def square() -> dict[str, pd.DataFrame]:
 @pytest.mark.parametrize("dims", [("time", "site"), ("site", "time")])
 @pytest.mark.parametrize("form", ["nc", "zarr"])
 def test_sites_along_a_dimension(tmp_path, square, form, dims, rows, monkeypatch):
-    monkeypatch.setattr(datasets, "ROWS", rows)
+    monkeypatch.setattr(datasets, "AT_ONCE", 16 * rows)
     dataset = by_dimension(square, dims)
     file = str(tmp_path / f"x.{form}")
     dataset.to_netcdf(file) if form == "nc" else dataset.to_zarr(file, consolidated=False)
@@ -143,27 +139,6 @@ def test_sites_along_a_dimension(tmp_path, square, form, dims, rows, monkeypatch
     for start, stop in ((0, 90), (5, 9), (25, 65), (60, 61)):
         np.testing.assert_array_equal(read(start, stop), table[["heat", "rain"]].to_numpy()[start:stop])
     assert found.fingerprint == survey(write(table, tmp_path, "csv", features=["heat", "rain"])).fingerprint
-
-
-@pytest.mark.parametrize(
-    ("chunks", "sliceable"), [({"time": 10, "site": 2}, True), ({"time": 10, "site": 6}, False), (None, False)]
-)
-def test_sites_that_lie_close_together_are_copied_apart(tmp_path, chunks, sliceable):
-    """A worker that wants one of them would read the others as well, again and again."""
-    tables = {str(i): frame(20, seed=i) for i in range(6)}
-    dataset = by_dimension(tables, ("time", "site"))
-    sizes = chunks and {name: {"chunksizes": tuple(chunks.values())} for name in ("rain", "heat")}
-    dataset.to_netcdf(tmp_path / "x.nc", encoding=sizes)
-    section = SeriesSection(path=str(tmp_path / "x.nc"), time="time")
-    found = survey(section)
-    assert is_sliceable(section, found) == sliceable
-    ingest(section, found, Folder(tmp_path).zarr("copy.zarr"))
-    copied = open_reader(ingested(section, str(tmp_path / "copy.zarr"))).read(0, 120)
-    np.testing.assert_array_equal(copied, open_reader(section).read(0, 120))
-    by_site = SeriesSection(path=str(tmp_path / "y.nc"), time="time")
-    dataset.transpose("site", "time").to_netcdf(by_site.path)
-    assert is_sliceable(by_site, survey(by_site))
-    assert survey(by_site).fingerprint == found.fingerprint
 
 
 def test_sites_of_other_names_without_labels_and_with_features_along_a_dimension(tmp_path, square):
@@ -190,113 +165,31 @@ def test_a_dimension_called_site_may_label_features(tmp_path, square):
     assert survey(listed).sites == ()
 
 
-def test_slices_of_parquet_cost_their_row_groups(tmp_path, monkeypatch):
-    table = together(panel())
-    section = write(table, tmp_path, "parquet")  # groups of seven rows
+def test_a_site_may_be_named_as_a_feature_and_a_feature_as_the_site(tmp_path):
+    table = together({"rain": frame(20), "b": frame(20, seed=1)})
+    for changes in ({}, {"site": "basin", "features": ["rain", "site"]}):
+        own = table.rename(columns={"site": "basin", "heat": "site"}) if changes else table
+        section = write(own, tmp_path, "csv", **changes)
+        found = survey(section)
+        assert [site.name for site in found.sites] == ["rain", "b"]
+        ingest(section, found, Folder(tmp_path).zarr(f"copy-{len(changes)}.zarr"))
+        copy = ingested(section, found, str(tmp_path / f"copy-{len(changes)}.zarr"))
+        assert (survey(copy).sites, survey(copy).fingerprint) == (found.sites, found.fingerprint)
+
+
+def test_a_column_called_site_may_be_nothing_of_the_kind(tmp_path):
+    table = frame(20).assign(site=np.arange(20.0))
+    section = write(table, tmp_path, "csv", features=None, site=False)
     found = survey(section)
-    assert is_sliceable(section, found)
-    read: list[int] = []
-    group = pyarrow.parquet.ParquetFile.read_row_group
-    reading = lambda file, i, **asked: read.append(i) or group(file, i, **asked)  # noqa: E731
-    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "read_row_group", reading)
-    reader = open_reader(section)
-    for start, stop, groups in ((14, 20, [2]), (15, 23, [3]), (22, 36, [4, 5]), (68, 69, [9])):
-        np.testing.assert_array_equal(reader.read(start, stop), values(table)[start:stop])
-        assert list(dict.fromkeys(read)) == groups  # the last one is held
-        read.clear()
-    monkeypatch.setattr(tables, "GROUP_BYTES", 7 * 2 * 8 - 1)
-    assert not is_sliceable(section, found)
+    assert (found.sites, found.features) == ((), ("rain", "heat", "site"))
+    ingest(section, found, Folder(tmp_path).zarr("copy.zarr"))
+    assert survey(ingested(section, found, str(tmp_path / "copy.zarr"))) == found
 
 
-def counted_parts(bucket, monkeypatch) -> list[int]:
-    """Bytes of each part that is read of an object from now on."""
-    fetched: list[int] = []
-    part = type(bucket)._part
-
-    def counted(place, name, start, stop, tag):
-        fetched.append(stop - start)
-        return part(place, name, start, stop, tag)
-
-    monkeypatch.setattr(type(bucket), "_part", counted)
-    return fetched
-
-
-def test_parquet_on_an_object_store_is_read_in_parts(tmp_path, s3, monkeypatch):
-    table = together(panel({"a": 30_000, "b": 20_000}))
-    table.to_parquet(tmp_path / "x.parquet", row_group_size=5_000)
-    bucket = place_at(s3.home)
-    bucket.write("x.parquet", (tmp_path / "x.parquet").read_bytes())
-    section = SeriesSection(path=f"{s3.home}/x.parquet", time="time", features=["rain", "heat"])
-    reader = open_reader(section)
-    fetched = counted_parts(bucket, monkeypatch)
-    np.testing.assert_array_equal(reader.read(31_000, 31_010), values(table)[31_000:31_010])
-    assert 0 < sum(fetched) < 1.3 * (1 << 20) + (tmp_path / "x.parquet").stat().st_size / 4
-    assert is_sliceable(section, survey(section))
-
-
-@pytest.mark.parametrize("dims", [("site", "time"), ("time", "site")])
-def test_netcdf_on_an_object_store_is_read_in_parts(tmp_path, s3, dims, monkeypatch):
-    tables = {str(i): frame(100_000, seed=i) for i in range(6)}
-    dataset = by_dimension(tables, dims)
-    chunks = {name: {"chunksizes": [{"site": 1, "time": 10_000}[dim] for dim in dims]} for name in ("rain", "heat")}
-    dataset.to_netcdf(tmp_path / "x.nc", encoding=chunks)
-    bucket = place_at(s3.home)
-    bucket.write("x.nc", (tmp_path / "x.nc").read_bytes())
-    section = SeriesSection(path=f"{s3.home}/x.nc", time="time")
-    assert is_sliceable(section, survey(section))
-    fetched = counted_parts(bucket, monkeypatch)
-    read = open_reader(section).read(250_000, 250_010)
-    np.testing.assert_array_equal(read, values(tables["2"])[50_000:50_010])
-    assert 0 < sum(fetched) < (tmp_path / "x.nc").stat().st_size / 2
-
-
-site_steps = st.lists(st.integers(1, 25), min_size=1, max_size=6)
-
-
-@given(
-    site_steps, st.integers(1, 9), st.integers(1, 11), st.lists(st.booleans(), min_size=150, max_size=150), st.data()
-)
-def test_geometry_over_sites_against_brute_force(sites, length, stride, gaps, data):
-    steps = sum(sites)
-    begins = tuple(np.cumsum([0, *sites[:-1]]).tolist())
-    windows = Windows(steps, length, stride, begins)
-    first_steps = [
-        begin + offset
-        for begin, own in zip(begins, sites, strict=True)
-        for offset in range(0, own - length + 1, stride)
-    ]
-    missing = np.array(gaps[:steps])
-    runs = tuple(map(tuple, np.flatnonzero(np.diff(missing.astype(int), prepend=0, append=0)).reshape(-1, 2).tolist()))
-    touched = np.array([missing[start : start + length].any() for start in first_steps], bool)
-    assert windows.count == len(first_steps)
-    assert windows.skipped_count(runs) == touched.sum()
-    if not first_steps:
-        return
-    first = data.draw(st.integers(0, len(first_steps) - 1))
-    last = data.draw(st.integers(first + 1, len(first_steps)))
-    wanted = first_steps[first:last]
-    np.testing.assert_array_equal(windows.skipped(runs, first, last), touched[first:last])
-    np.testing.assert_array_equal(windows.last_steps(first, last), np.array(wanted) + length - 1)
-    span = windows.span(first, last)
-    assert span == (wanted[0], wanted[-1] + length)
-    numbered = np.arange(steps)[:, None]
-    expected = np.array([range(start, start + length) for start in wanted])
-    np.testing.assert_array_equal(windows.cut_span(numbered[slice(*span)], first, last)[..., 0], expected)
-
-
-@pytest.mark.parametrize("form", ["parquet", "zarr", "nc"])
-def test_windows_are_read_across_sites_and_never_cross_them(tmp_path, form):
-    tables = panel()
-    section = write(together(tables), tmp_path, form)
-    found = survey(section)
-    windows = found.windows(LENGTH, 2)
-    expected = np.concatenate([cut(values(table), LENGTH, 2) for table in tables.values() if len(table) >= LENGTH])
-    assert windows.by_site.tolist() == [18, 0, 10]
-    series = open_series(section, "float64")
-    for start, stop in ((0, 28), (3, 4), (17, 18), (16, 20), (18, 28)):
-        cut_out, whole = series.windows(windows, start, stop)
-        np.testing.assert_array_equal(cut_out, expected[start:stop])
-        np.testing.assert_array_equal(whole, np.isfinite(expected[start:stop]).all(axis=(1, 2)))
+def test_a_table_of_no_rows_says_so(tmp_path):
+    section = write(together(panel()).iloc[:0], tmp_path, "csv")
+    with pytest.raises(Refused, match="no steps"):
+        survey(section)
 
 
 @pytest.mark.parametrize("length", [1, LENGTH])
@@ -340,6 +233,7 @@ def irregular(table):
     [
         (no_site, {}, "series.site", "row 4"),
         (lambda table: table.assign(site=1.5), {"site": "site"}, "series.site", "whole numbers"),
+        (lambda table: table.assign(site=[None, *range(1, len(table))]), {}, "series.site", "row 1"),
         (lambda table: table, {"site": "basin"}, "series.site", "no such column"),
         (lambda table: table, {"site": "time"}, "series.site", "the time column"),
         (daily, {}, "series.time", "site 'Isar, oben' with times 1 day, 0:00:00 apart"),

@@ -83,7 +83,7 @@ def test_workers_read_only_the_steps_of_their_windows(tmp_path, form, monkeypatc
     found = survey(section)
     if form in ("csv", "csv.gz", "parquet"):
         ingest(section, found, Folder(tmp_path).zarr("copy.zarr"))
-        section = ingested(section, str(tmp_path / "copy.zarr"))
+        section = ingested(section, found, str(tmp_path / "copy.zarr"))
         assert survey(section) == found
     series = open_series(section, "float64")
     asked = []
