@@ -124,7 +124,7 @@ SERIES: dict[str, tuple] = {
         dataset(days().assign(rain=("time", ["a"] * 60))), "x.nc", TIMED, "without numeric columns",
     ),
     "time of two axes": (dataset(days(rain=("time", "place"))), "x.nc", 'time = "rain"', "one-dimensional"),
-    "steps along another axis": (dataset(days(rain=("place", "time"))), "x.nc", TIMED, "without numeric columns"),
+    "steps along another axis": (dataset(days(rain=("place", "band"))), "x.nc", TIMED, "without numeric columns"),
     "variables of several lengths": (dataset(days(a=("x",)).assign(b=("y", [1.0]))), "x.nc", "", "dimensions"),
     "complex variables": (zarr_array(dtype="c16"), "x.zarr", "", "complex128"),
     "a Zarr of three axes": (zarr_array(shape=(60, 6, 2)), "x.zarr", "", "(60, 6, 2)"),

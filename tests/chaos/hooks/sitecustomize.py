@@ -99,7 +99,7 @@ def in_tuning(module: Any) -> None:
 
 
 def in_template(module: Any) -> None:
-    before("during template", module, "_write_time_and_skipped")
+    before("during template", module, "_write_labels")
 
 
 def in_store(module: Any) -> None:
