@@ -16,10 +16,12 @@ from .survey import Content, Survey
 from .windows import Windows, joined
 
 if TYPE_CHECKING:
+    import zarr
     from zarr.abc.store import Store
 
 INGESTED_VARIABLE, INGESTED_TIME, INGESTED_SITE = "series", "time", "site"
 INGESTED_STEPS = 1 << 13  # a chunk of the copy: a worker decompresses little more than the steps of its shard
+LABEL_BLOCK = 1 << 18
 HELD_BYTES = 256 << 20  # of a series on its way into its copy
 
 
@@ -59,15 +61,15 @@ def ingest(section: SeriesSection, survey: Survey, store: Store) -> None:
     import zarr
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
-    steps = np.arange(survey.steps)
     labels = {
-        INGESTED_TIME: (INGESTED_TIME, survey.times(steps)),
+        INGESTED_TIME: (INGESTED_TIME, survey.times(np.arange(survey.steps))),
         "feature": ("feature", np.array(survey.features, object)),
     }
-    if survey.sites:
-        labels[INGESTED_SITE] = (INGESTED_TIME, survey.site_of(steps))
     xr.Dataset(coords=labels).to_zarr(store, zarr_format=3, consolidated=False, mode="w-")
-    array = zarr.open_group(store, mode="r+").create_array(
+    group = zarr.open_group(store, mode="r+")
+    if survey.sites:
+        _write_sites(group, survey)
+    array = group.create_array(
         INGESTED_VARIABLE,
         shape=(survey.steps, len(survey.features)),
         chunks=(min(survey.steps, INGESTED_STEPS), len(survey.features)),
@@ -85,6 +87,17 @@ def ingest(section: SeriesSection, survey: Survey, store: Store) -> None:
     pieces.write()
     if content.fingerprint != survey.fingerprint:
         raise series_changed(section.path, "since it was surveyed")
+
+
+def _write_sites(group: zarr.Group, survey: Survey) -> None:
+    """The site of every step, some at a time: as text they are larger than what they label."""
+    shape, chunks = (survey.steps,), (min(survey.steps, LABEL_BLOCK),)
+    array = group.create_array(
+        INGESTED_SITE, shape=shape, chunks=chunks, dtype="string", dimension_names=(INGESTED_TIME,)
+    )
+    for start in range(0, survey.steps, LABEL_BLOCK):
+        stop = min(start + LABEL_BLOCK, survey.steps)
+        array[start:stop] = survey.site_of(np.arange(start, stop))
 
 
 class _Pieces:
@@ -113,12 +126,23 @@ class _Pieces:
         return True
 
     def write(self) -> None:
-        for site, held in self._held.items():
-            if held:
-                values, start = np.concatenate(held), self._free[site][0]
-                self._free[site][0] += len(values)
-                self._array[start : start + len(values)] = values
+        """Sites that adjoin go together: there may be hundreds in a chunk, which is encoded anew for each write."""
+        run: list[np.ndarray] = []
+        begin = end = 0
+        for site in sorted(filter(self._held.get, self._held), key=lambda site: self._free[site][0]):
+            held, start = self._held[site], self._free[site][0]
+            if start != end or end - begin > INGESTED_STEPS:
+                self._write(begin, run)
+                run, begin = [], start
+            run += held
+            end = self._free[site][0] = start + sum(map(len, held))
+        self._write(begin, run)
         self._held, self._bytes = {}, 0
+
+    def _write(self, start: int, parts: list[np.ndarray]) -> None:
+        if parts:
+            values = np.concatenate(parts)
+            self._array[start : start + len(values)] = values
 
 
 def series_changed(path: str, when: str) -> Refused:

@@ -139,7 +139,12 @@ class Run:
 
     @cached_property
     def job(self) -> Job:
-        return Job.model_validate(self.content["job"])
+        job = Job.model_validate(self.content["job"])
+        if "sites" in self.content["survey"]:
+            return job
+        # Begun before there were sites: what is called `site` is a feature, or labels features.
+        series = job.series.model_copy(update={"features": list(self.survey.features)})
+        return job.model_copy(update={"series": series})
 
     @cached_property
     def survey(self) -> Survey:

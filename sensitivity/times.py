@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,8 @@ import numpy as np
 
 from .errors import Refused
 from .job import SeriesSection
-from .readers import TIME_OF_DAY, Block
+from .readers import Block
+from .readers.columns import dates, is_time_of_day
 
 ENOUGH = 64  # times from which a rule can be told; a block may hold fewer of a site
 
@@ -78,19 +78,14 @@ class Clock:
             self._check(times)
 
     def _parsed(self, times: Any) -> tuple[np.ndarray, str]:
-        import pandas as pd
-
         values = np.asarray(times)
-        if isinstance(values[0], str) and TIME_OF_DAY.match(values[0]):
+        if is_time_of_day(values[0]):
             self._require(np.zeros(1, bool), times, "a time of day without its date")
         if values.dtype.kind in "iuf":
             self._require(np.isfinite(values), times, "a missing time")
             return values.astype(np.float64 if values.dtype.kind == "f" else np.int64), "number"
         if values.dtype.kind != "M":
-            with warnings.catch_warnings():  # pandas warns of what is about to be refused with its row
-                warnings.simplefilter("ignore", UserWarning)
-                parsed = pd.to_datetime(pd.Series(times), errors="coerce", utc=True)
-            values = parsed.dt.tz_localize(None).to_numpy()
+            values = dates(times)
         self._require(~np.isnat(values), times, "no time that can be read")
         return values.astype("datetime64[us]").astype(np.int64), "datetime"
 

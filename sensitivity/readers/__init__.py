@@ -20,13 +20,12 @@ from ..addresses import place_of, scheme
 from ..job import SeriesSection
 from .arrays import Matrix
 from .blocks import Block, Reader, reading
-from .columns import TIME_OF_DAY
 from .datasets import open_dataset, open_labelled
 from .tables import Csv, Parquet
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 
-__all__ = ["TIME_OF_DAY", "Block", "Reader", "is_fetched", "open_reader"]
+__all__ = ["Block", "Reader", "is_fetched", "open_reader"]
 
 
 def open_reader(section: SeriesSection) -> Reader:

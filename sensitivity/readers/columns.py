@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import Refused
 
-TIME_OF_DAY = re.compile(r"\s*\d{1,2}:\d")
+_TIME_OF_DAY = re.compile(r"\s*\d{1,2}:\d")
 
 
 def choose_features(columns: Sequence[str], features: Sequence[str] | None) -> tuple[str, ...]:
@@ -55,18 +55,6 @@ def _column_advice(columns: Sequence[str]) -> str:
     return "correct the name; spelling and case count"
 
 
-def dates(column: Any) -> Any:
-    """Text that tells times, read all at once; else as it stands, for who names what cannot be read."""
-    import pandas as pd
-
-    if not pd.api.types.is_string_dtype(column) or column.str.match(TIME_OF_DAY).any():
-        return column
-    with warnings.catch_warnings():  # pandas warns of what is about to be refused
-        warnings.simplefilter("ignore", UserWarning)
-        read = pd.to_datetime(column, errors="coerce", utc=True)
-    return column if read.isna().any() else read.dt.tz_localize(None)
-
-
 def numbers(column: Any, name: str, first_row: int) -> np.ndarray:
     import pandas as pd
 
@@ -82,3 +70,18 @@ def numbers(column: Any, name: str, first_row: int) -> np.ndarray:
             remedy="name a time column as series.time; leave text columns out of series.features",
         )
     return found.to_numpy(np.float64, na_value=np.nan)
+
+
+def is_time_of_day(label: Any) -> bool:
+    """Whether a time lacks its date: pandas would take today's."""
+    return isinstance(label, str) and _TIME_OF_DAY.match(label) is not None
+
+
+def dates(times: Any) -> np.ndarray:
+    """Text, dates and times with zones as datetime64 in UTC, NaT for what cannot be read."""
+    import pandas as pd
+
+    with warnings.catch_warnings():  # pandas warns of what is about to be refused with its row
+        warnings.simplefilter("ignore", UserWarning)
+        parsed = pd.to_datetime(pd.Series(times), errors="coerce", utc=True)
+    return parsed.dt.tz_localize(None).to_numpy()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from ..errors import Refused
 from ..job import SeriesSection
+from . import blocks
 from .arrays import Sliced
 from .blocks import Block, Reader, reading
 from .columns import choose_features, no_column, require_once
@@ -33,9 +35,31 @@ class Axes:
 
     @classmethod
     def of(cls, section: SeriesSection, dataset: Any) -> Axes:
+        found = cls._along(section, dataset, *_sites(section, dataset))
+        return found if section.site is not None or found.sites is None else found._as_taken(section, dataset)
+
+    def _as_taken(self, section: SeriesSection, dataset: Any) -> Axes:
+        """Nobody says that these are sites: they may as well label what the model takes side by side, or none of it."""
+        columns = dict(_columns(dataset, self))
+        wanted = section.features or columns
+        if columns.keys() >= set(wanted):
+            of_sites = any(self.sites in dataset[columns[name][0]].dims for name in wanted)
+            return self if of_sites else replace(self, site=None, sites=None)
+        with contextlib.suppress(Refused):  # what is wrong with the features is said of the panel
+            alone = Axes._along(section, dataset, None, None)
+            if dict(_columns(dataset, alone)).keys() >= set(wanted):
+                return alone
+        return self
+
+    @classmethod
+    def _along(cls, section: SeriesSection, dataset: Any, site: Any, along: str | None) -> Axes:
         time = _time_variable(dataset, section.time)
-        site, along = _sites(section, dataset)
-        steps = str(time.dims[0]) if time is not None else _leading_dim(section, dataset, site, along)
+        if time is not None:
+            steps = str(time.dims[0])
+        elif along is not None and _repeats(site):
+            steps = along
+        else:
+            steps = _leading_dim(section, dataset, site, along)
         return cls(steps, time, site, None if along == steps else along)
 
 
@@ -123,28 +147,39 @@ class Panel(_Labelled):
             across = not chunks and dims.index(self._axes.steps) < dims.index(self._axes.sites)
             steps = max(steps, chunks.get(self._axes.steps, 1))
             sites = max(sites, chunks.get(self._axes.sites, len(self._names) if across else 1))
-        return min(steps, self._length), min(sites, len(self._names))
+        return max(1, min(steps, self._length)), min(sites, len(self._names))
 
     def read(self, start: int, stop: int) -> np.ndarray:
+        """Sites that are wanted whole are read at once: there may be thousands of a few steps each."""
         length = self._length
-        (first, begin), (last, end) = divmod(start, length), divmod(stop - 1, length)
-        if first == last:
-            return self._part(begin, end + 1, first, last + 1)[:, 0]
-        parts = [self._part(begin, length, first, first + 1), self._part(0, end + 1, last, last + 1)]
-        if last > first + 1:
-            parts.insert(1, self._part(0, length, first + 1, last))
-        return np.concatenate([part.swapaxes(0, 1).reshape(-1, len(self.features)) for part in parts])
+        whole = -(-start // length) * length, stop // length * length
+        borders = sorted({start, stop, *(step for step in whole if start < step < stop)})
+        parts = []
+        for first, last in zip(borders, borders[1:], strict=False):
+            site, step = divmod(first, length)
+            part = self._part(step, min(step + last - first, length), site, site + max(1, (last - first) // length))
+            parts.append(part.swapaxes(0, 1).reshape(last - first, -1))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _part(self, start: int, stop: int, first: int, last: int) -> np.ndarray:
         """Steps `[start, stop)` of sites `[first, last)`, `(step, site, feature)`."""
         return self._values({self._axes.steps: slice(start, stop), str(self._axes.sites): slice(first, last)})
 
-    def blocks(self) -> Iterator[Block]:
+    @property
+    def _cut(self) -> tuple[int, int]:
+        """Steps and sites of a block, never less than lies in one piece. Of a source that workers read where it is, one
+        site comes after another.
+        """
         whole, together = self._at_once
-        if self.sliceable:
-            together = 1  # so that one site comes after another, as workers read them
-        most = AT_ONCE // (together * len(self.features) * np.dtype(float).itemsize)
-        steps = max(whole, most - most % whole)  # never less than lies in one piece
+        most = max(1, AT_ONCE // (len(self.features) * np.dtype(float).itemsize))
+        if self.sliceable and self._length <= most:
+            return max(1, self._length), most // max(1, self._length)
+        together = 1 if self.sliceable else together
+        most //= together
+        return max(whole, most - most % whole), together
+
+    def blocks(self) -> Iterator[Block]:
+        steps, together = self._cut
         for first in range(0, len(self._names), together):
             last = min(first + together, len(self._names))
             for start in range(0, self._length, steps):
@@ -192,14 +227,13 @@ def _sites(section: SeriesSection, dataset: Any) -> tuple[Any, str | None]:
     site = dataset[name]
     if section.site is not None:
         site = _along_one("series.site", site, "name the coordinate or dimension that tells sites apart")
-    elif site.ndim != 1 or _labels_features(site, section):
-        return None, None
-    return site, str(site.dims[0])
+    return (site, str(site.dims[0])) if site.ndim == 1 else (None, None)
 
 
-def _labels_features(site: Any, section: SeriesSection) -> bool:
-    """Whether a dimension's labels are what the model takes side by side."""
-    return site.dims == (site.name,) and not {str(label) for label in site.values}.isdisjoint(section.features or ())
+def _repeats(site: Any) -> bool:
+    """Whether sites come again: then they are told step by step, and have no dimension of their own."""
+    labels = site[: blocks.BLOCK_STEPS].values.tolist() if site is not None else []
+    return len(set(labels)) < len(labels)
 
 
 def _leading_dim(section: SeriesSection, dataset: Any, site: Any, along: str | None) -> str:

@@ -41,9 +41,10 @@ def split_by_site(column: Any, first_row: int, times: Any, values: np.ndarray) -
 
     if not len(values):
         return
-    codes, found = pd.factorize(column)
-    _require_named(codes < 0, first_row)
-    names = site_names(found)
+    labels, found = pd.factorize(column)
+    _require_named(labels < 0, first_row)
+    own, known = pd.factorize(np.array(site_names(found), object))  # labels may differ in spaces
+    codes, names = own[labels], known.tolist()
     _require_named(np.isin(codes, [i for i, name in enumerate(names) if not name]), first_row)
     borders = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
     if len(borders) == len(names) + 1:
@@ -80,6 +81,8 @@ def _text(label: Any) -> str:
         label = label.decode()
     if isinstance(label, str):
         return label.strip()
+    if isinstance(label, float) and label.is_integer():  # what whole numbers are read as where some are missing
+        label = int(label)
     if isinstance(label, (int, np.integer)) and not isinstance(label, bool):
         return str(label)
     raise Refused(

@@ -13,7 +13,7 @@ import numpy as np
 from ..job import SeriesSection
 from . import blocks
 from .blocks import Block, reading
-from .columns import choose_features, dates, no_column, numbers, require_once
+from .columns import choose_features, dates, is_time_of_day, no_column, numbers, require_once
 from .sites import site_column, split_by_site
 
 GROUP_BYTES = 64 << 20  # of a row group of Parquet, as numbers: a worker holds one while it reads slices of it
@@ -49,8 +49,7 @@ class _Table(ABC):
         if self.site is None:
             yield Block(times, values)
             return
-        times = None if times is None else dates(times)
-        yield from split_by_site(frame[self.site], row, times, values)
+        yield from split_by_site(frame[self.site], row, times if times is None else _read_at_once(times), values)
 
     @abstractmethod
     def _frames(self) -> Iterator[Any]:
@@ -58,6 +57,16 @@ class _Table(ABC):
 
     def read(self, start: int, stop: int) -> np.ndarray:
         raise TypeError(f"{self.path} cannot be read by slices; ingest it first")
+
+
+def _read_at_once(times: Any) -> Any:
+    """Times that are not told as numbers or dates, read together: there may be thousands of sites of a few rows each.
+    What cannot be read is left as it stands, to be refused.
+    """
+    if (isinstance(times.dtype, np.dtype) and times.dtype.kind in "iufM") or any(map(is_time_of_day, times[:1])):
+        return times
+    found = dates(times)
+    return times if np.isnat(found).any() else found
 
 
 class Csv(_Table):
@@ -110,8 +119,16 @@ class Parquet(_Table):
         return bool(rows * len(self.features) * np.dtype(float).itemsize <= GROUP_BYTES)
 
     def _frames(self) -> Iterator[Any]:
-        for batch in self._file.iter_batches(blocks.BLOCK_STEPS, columns=self._columns):
-            yield batch.to_pandas(ignore_metadata=True)
+        for groups in self._runs():  # what is asked for at once is held until all of it has been read
+            for batch in self._file.iter_batches(blocks.BLOCK_STEPS, groups, columns=self._columns):
+                yield batch.to_pandas(ignore_metadata=True)
+
+    def _runs(self) -> Iterator[range]:
+        """Consecutive row groups that together hold about a block, or one that holds more."""
+        borders = self._borders
+        block = np.append(borders[:-1] // blocks.BLOCK_STEPS, -1)
+        ends = (np.flatnonzero(np.diff(block)) + 1).tolist()
+        return (range(first, last) for first, last in zip([0, *ends], ends, strict=False))
 
     def read(self, start: int, stop: int) -> np.ndarray:
         borders = self._borders

@@ -16,10 +16,11 @@ import sensitivity
 from jobs.cli import main
 from jobs.driver import How, resume, run_job
 from sensitivity import query
+from sensitivity.checksums import SEAL
 from sensitivity.commits import forget, read_commits
 from sensitivity.errors import Refused
 from sensitivity.job import Job
-from sensitivity.store import Run
+from sensitivity.store import Run, job_seal
 from tests.conftest import cut, frame, sequential, tape_jacobian, worst
 from tests.jobs.conftest import KNOBS, contents
 
@@ -159,6 +160,24 @@ def test_a_site_of_one_window_is_a_slice_like_any_other(write_job, tmp_path):
         lag, feature = LENGTH - 1 - row["lag"], ["rain", "heat"].index(row["feature"])
         assert (row["site"], row["count"]) == ("one", 1)
         assert row["mean"] == pytest.approx(reference[0, row["output_step"], 0, lag, feature], abs=1e-6)
+
+
+def test_a_run_begun_before_there_were_sites_goes_on(write_job, model, tmp_path):
+    table = together().iloc[:70].drop(columns=["heat", "time"]).assign(site=np.arange(70.0))
+    columns = {name: ("time", table[name].to_numpy()) for name in table}
+    xr.Dataset(columns).to_zarr(tmp_path / "series.zarr", consolidated=False)
+    series = {"path": "series.zarr", "time": None, "features": ["rain", "site"]}
+    run_job(Job.load(write_job(model, series=series, sensitivity=KNOBS, run={"shard_windows": 10})), How(serial=True))
+    run = Run.open(tmp_path / "run")
+    before = contents(tmp_path / "run")
+    content = json.loads((tmp_path / "run" / "job.json").read_text())
+    del content["survey"]["sites"], content["survey"]["grouped"], content["job"]["series"]["site"]
+    content["job"]["series"]["features"] = None
+    content[SEAL] = job_seal({key: value for key, value in content.items() if key != SEAL})
+    (tmp_path / "run" / "job.json").write_text(json.dumps(content))
+    forget(run, 3)
+    assert resume(tmp_path / "run", How(serial=True)).complete
+    assert contents(tmp_path / "run") == before
 
 
 def test_a_run_without_sites_has_none_to_ask_for(write_job, tmp_path):

@@ -186,12 +186,6 @@ def test_a_column_called_site_may_be_nothing_of_the_kind(tmp_path):
     assert survey(ingested(section, found, str(tmp_path / "copy.zarr"))) == found
 
 
-def test_a_table_of_no_rows_says_so(tmp_path):
-    section = write(together(panel()).iloc[:0], tmp_path, "csv")
-    with pytest.raises(Refused, match="no steps"):
-        survey(section)
-
-
 @pytest.mark.parametrize("length", [1, LENGTH])
 def test_first_windows_are_of_one_site_each(tmp_path, length, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_STEPS", 4)
@@ -253,10 +247,74 @@ def test_panels_that_cannot_be_told_are_refused(tmp_path, form, change, section,
     assert said in str(refusal.value)
 
 
-@pytest.mark.parametrize("names", [["a", "b", "a"], ["a", "", "c"], [1.0, 2.0, 3.0]])
+@pytest.mark.parametrize("names", [["a", "b", "a"], ["a", "", "c"], [1.5, 2.5, 3.5]])
 def test_a_dimension_of_sites_names_them_apart(tmp_path, square, names):
     dataset = by_dimension(square, ("site", "time")).assign_coords(site=names)
     dataset.to_netcdf(tmp_path / "x.nc")
     with pytest.raises(Refused) as refusal:
         survey(SeriesSection(path=str(tmp_path / "x.nc"), time="time"))
     assert refusal.value.key == "series.site"
+
+
+def test_a_panel_whose_steps_are_numbered_reads_its_copy(tmp_path):
+    table = together(panel()).drop(columns="time")
+    section = write(table, tmp_path, "csv", time=None)
+    found = survey(section)
+    ingest(section, found, Folder(tmp_path).zarr("copy.zarr"))
+    copy = ingested(section, found, str(tmp_path / "copy.zarr"))
+    again = survey(copy)
+    assert (again.fingerprint, again.sites) == (found.fingerprint, found.sites)
+    np.testing.assert_array_equal(open_reader(copy).read(0, 69), values(table))
+
+
+def test_the_labels_of_a_copy_are_not_all_read_to_open_it(tmp_path):
+    section = write(together(panel()), tmp_path, "csv")
+    found = survey(section)
+    ingest(section, found, Folder(tmp_path).zarr("copy.zarr"))
+    (tmp_path / "copy.zarr" / "site" / "c" / "0").write_bytes(b"damage")  # to be read is to fail
+    assert open_reader(ingested(section, found, str(tmp_path / "copy.zarr"))).read(0, 69).shape == (69, 2)
+
+
+@pytest.mark.parametrize("time", ["time", None])
+def test_a_dimension_called_site_that_no_feature_has_is_none_of_sites(tmp_path, time):
+    labels = {"time": pd.date_range("2020", periods=9), "site": ["a", "b"]}
+    data = {"rain": ("time", np.arange(9.0)), "area": ("site", [1.0, 2.0])}
+    xr.Dataset(data, coords=labels).to_netcdf(tmp_path / "x.nc")
+    found = survey(SeriesSection(path=str(tmp_path / "x.nc"), time=time))
+    assert (found.features, found.sites, found.steps) == (("rain",), (), 9)
+
+
+def test_labels_beside_those_of_features_do_not_make_them_sites(tmp_path):
+    labels = {"station": ["x", "y", "z"], "site": ("station", ["s1", "s2", "s3"])}
+    xr.Dataset({"rain": (("time", "station"), np.eye(3))}, coords=labels).to_netcdf(tmp_path / "x.nc")
+    found = survey(SeriesSection(path=str(tmp_path / "x.nc"), features=["x", "z"]))
+    assert (found.features, found.sites) == (("x", "z"), ())
+
+
+def test_names_that_differ_in_spaces_are_one_site_with_its_rows_in_order(tmp_path):
+    table = frame(30).assign(site=["a", "a ", " a"] * 10).drop(columns="time")
+    found = survey(write(table, tmp_path, "parquet", time=None))
+    assert [(site.name, site.steps) for site in found.sites] == [("a", 30)]
+    assert found.grouped
+
+
+@pytest.mark.parametrize("form", ["csv", "nc"])
+def test_a_panel_without_steps_is_refused_as_such(tmp_path, square, form):
+    if form == "csv":
+        section = write(together(square).iloc[:0], tmp_path, form)
+    else:
+        by_dimension(square, ("site", "time")).isel(time=slice(0)).to_netcdf(tmp_path / "x.nc")
+        section = SeriesSection(path=str(tmp_path / "x.nc"), time="time")
+    with pytest.raises(Refused, match="no steps"):
+        survey(section)
+
+
+def test_numbers_that_some_rows_lack_still_name_sites(tmp_path, square):
+    dataset = by_dimension(square, ("site", "time")).assign_coords(site=[1, 2, 3])
+    dataset.to_netcdf(tmp_path / "x.nc", encoding={"site": {"_FillValue": -1}})  # read as 1.0, 2.0, 3.0
+    found = survey(SeriesSection(path=str(tmp_path / "x.nc"), time="time"))
+    assert [site.name for site in found.sites] == ["1", "2", "3"]
+    table = together(square)
+    table["site"] = table["site"].map({"b": 1, "a": 2, "c": 3}).astype("Int64").where(table.index != 3)
+    with pytest.raises(Refused, match="rows without a site, first row 4"):
+        survey(write(table, tmp_path, "parquet"))

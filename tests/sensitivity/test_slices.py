@@ -9,15 +9,17 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sensitivity import series as series_module
+from sensitivity import times
 from sensitivity.addresses import place_at
 from sensitivity.folders import Folder
 from sensitivity.job import SeriesSection
-from sensitivity.readers import datasets, open_reader, tables
+from sensitivity.readers import blocks, datasets, open_reader, tables
 from sensitivity.series import ingest, ingested, is_sliceable, open_series
 from sensitivity.survey import survey
 from sensitivity.windows import Windows
 from tests.conftest import cut, frame
-from tests.sensitivity.test_panel import LENGTH, by_dimension, panel, together, values, write
+from tests.sensitivity.test_panel import LENGTH, by_dimension, mixed, panel, together, values, write
 
 
 @pytest.mark.parametrize(
@@ -187,3 +189,44 @@ def test_a_chunk_of_many_sites_is_read_once_in_a_pass(tmp_path, monkeypatch):
     survey(section)
     fetched = [key for key in read if key.startswith(("rain/c/", "heat/c/"))]
     assert len(fetched) == len(set(fetched)) == 8
+
+
+def test_a_survey_of_parquet_holds_a_block_of_it_and_not_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_STEPS", 20)
+    table = together(panel())
+    section = write(table, tmp_path, "parquet")  # groups of seven rows
+    asked: list[list[int]] = []
+    batches = pyarrow.parquet.ParquetFile.iter_batches
+    reading = lambda file, size, groups, **more: asked.append([*groups]) or batches(file, size, groups, **more)  # noqa: E731
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", reading)
+    found = np.concatenate([block.values for block in open_reader(section).blocks()])
+    np.testing.assert_array_equal(found, values(table))
+    assert asked == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+
+
+def test_thousands_of_short_sites_are_read_and_copied_together(tmp_path, monkeypatch):
+    sites = {str(i): frame(10, seed=i) for i in range(300)}
+    by_dimension(sites, ("site", "time")).to_netcdf(tmp_path / "x.nc")
+    section = SeriesSection(path=str(tmp_path / "x.nc"), time="time", features=["rain", "heat"])
+    parts: list[tuple[int, ...]] = []
+    part = datasets.Panel._part
+    monkeypatch.setattr(datasets.Panel, "_part", lambda self, *which: parts.append(which) or part(self, *which))
+    found = survey(section)
+    np.testing.assert_array_equal(open_reader(section).read(5, 2995), values(together(sites))[5:2995])
+    assert parts == [(0, 10, 0, 300), (5, 10, 0, 1), (0, 10, 1, 299), (0, 5, 299, 300)]
+    written: list[int] = []
+    write_part = series_module._Pieces._write
+    monkeypatch.setattr(
+        series_module._Pieces, "_write", lambda self, *what: written.append(what[0]) or write_part(self, *what)
+    )
+    ingest(section, found, Folder(tmp_path).zarr("copy.zarr"))
+    assert written == [0]
+
+
+def test_times_in_words_are_read_together_for_all_sites_of_a_block(tmp_path, monkeypatch):
+    table = mixed(together({str(i): frame(10, seed=i) for i in range(50)}))
+    read: list[int] = []
+    monkeypatch.setattr(tables, "dates", lambda times, act=tables.dates: read.append(len(times)) or act(times))
+    monkeypatch.setattr(times, "dates", lambda times: pytest.fail("site by site"))
+    assert len(survey(write(table, tmp_path, "csv")).sites) == 50
+    assert read == [500]
