@@ -51,7 +51,7 @@ class SiteIndex(xr.Index):
         parts = [part for site in listed for part in self._parts(site)]
         if len(parts) == 1:
             return IndexSelResult({self._dim: slice(*parts[0])})
-        return IndexSelResult({self._dim: np.concatenate([np.arange(*part) for part in parts])})
+        return IndexSelResult({self._dim: np.concatenate([np.arange(0), *(np.arange(*part) for part in parts)])})
 
     def _parts(self, site: Any) -> list[tuple[int, int]]:
         found = np.flatnonzero(self._names == site)

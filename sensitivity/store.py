@@ -142,9 +142,8 @@ class Run:
         job = Job.model_validate(self.content["job"])
         if "sites" in self.content["survey"]:
             return job
-        # Begun before there were sites: what is called `site` is a feature, or labels features.
-        series = job.series.model_copy(update={"features": list(self.survey.features)})
-        return job.model_copy(update={"series": series})
+        # Begun before there were sites: what is called `site` is nothing of the kind.
+        return job.model_copy(update={"series": job.series.model_copy(update={"site": False})})
 
     @cached_property
     def survey(self) -> Survey:

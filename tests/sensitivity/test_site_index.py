@@ -20,7 +20,7 @@ def dataset():
 
 
 @pytest.mark.parametrize(
-    ("site", "expected"), [("c", [0, 1, 2]), ("a", [3]), ("b", [4, 5]), (["b", "c"], [4, 5, 0, 1, 2])]
+    ("site", "expected"), [("c", [0, 1, 2]), ("a", [3]), ("b", [4, 5]), (["b", "c"], [4, 5, 0, 1, 2]), ([], [])]
 )
 def test_selecting_keeps_the_dimension_and_the_index(dataset, site, expected):
     found = dataset.sel(site=site)
