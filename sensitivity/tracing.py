@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,17 +19,14 @@ from .layers import as_graph, calls_wrapped, function_of, keras, leaf_layers, st
 class Traced:
     """output: of the model, as it gives it. activations: numbers that all layers put out for one window. recurrent:
     (steps, units) of each call of a recurrent layer. operations: of the graph, those in loops and branches too.
+    smooth: the derivative has no jumps, as far as operations tell.
     """
 
     output: Any
     activations: int
     recurrent: tuple[tuple[int, int], ...]
     operations: list[Any]
-
-    @property
-    def smooth(self) -> bool:
-        """Whether the derivative has no jumps, as far as operations tell."""
-        return not any(node.op in _KINKED and not _on_integers(node) for node in self.operations)
+    smooth: bool
 
 
 _KINKED = {
@@ -38,6 +35,10 @@ _KINKED = {
     *("ArgMax", "ArgMin", "Bucketize", "ClipByValue", "FloorMod", "MaxPool3D", "MaxPoolV2", "Mod", "SegmentMax"),
     *("UnsortedSegmentMax", "GatherV2", "ResourceGather"),  # a gather's indices may come from the input
 }
+
+
+def _is_kinked(node: Any) -> bool:
+    return node.op in _KINKED and not _on_integers(node)
 
 
 def _on_integers(node: Any) -> bool:
@@ -73,7 +74,19 @@ def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
     known = [layer for layer, _ in seen.recurrent]  # a user's `tf.function` within may have been traced before
     missed = [(layer, steps) for layer in layers if isinstance(layer, keras.layers.RNN) and layer not in known]
     recurrent = tuple((count, _units(layer)) for layer, count in (*seen.recurrent, *missed))
-    return Traced(output, seen.size + scores, recurrent, _nodes(function.graph.as_graph_def()))
+    graph = function.graph.as_graph_def()
+    smooth = not any(map(_is_kinked, (*_from_windows(function), *_within(graph))))
+    return Traced(output, seen.size + scores, recurrent, _nodes(graph), smooth)
+
+
+def _from_windows(function: Any) -> list[Any]:
+    """Operations of a graph on what comes from its windows; others are of weights and constants alone."""
+    reached, found = {function.inputs[0].ref()}, []
+    for operation in function.graph.get_operations():  # inputs before those that take them
+        if any(tensor.ref() in reached for tensor in operation.inputs):
+            reached.update(tensor.ref() for tensor in operation.outputs)
+            found.append(operation.node_def)
+    return found
 
 
 @dataclass
@@ -120,4 +133,9 @@ def numbers_of(function: Callable[..., Any], shapes: Sequence[tuple[int, ...]], 
 
 
 def _nodes(graph: Any) -> list[Any]:
-    return [*graph.node, *itertools.chain.from_iterable(function.node_def for function in graph.library.function)]
+    return [*graph.node, *_within(graph)]
+
+
+def _within(graph: Any) -> Iterator[Any]:
+    """Operations of the functions that a graph calls: its loops and branches."""
+    return itertools.chain.from_iterable(function.node_def for function in graph.library.function)

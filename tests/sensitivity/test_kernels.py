@@ -147,6 +147,9 @@ def test_derivatives_that_jump_are_the_tapes():
         (layers.Dense(2, "softmax"), True),
         (layers.LayerNormalization(), True),
         (layers.Masking(), True),
+        (layers.Normalization(mean=0.5, variance=2.0), True),  # it has the larger one of two constants
+        (layers.Lambda(lambda x: x * tf.abs(tf.reduce_sum(x))), False),
+        (layers.Lambda(lambda x: tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, tf.abs(y)), (0, x))[1]), False),
         (layers.GRU(2, activation="relu"), False),
         (layers.LeakyReLU(), False),
         (layers.MaxPooling1D(2), False),
