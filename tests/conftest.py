@@ -52,7 +52,8 @@ def ray_session(s3_server):
 
     os.environ.update(s3_server.environment)
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-    ray.init(address="local", num_cpus=2, num_gpus=2, **quiet)
+    often = {"metrics_report_interval_ms": 1000}
+    ray.init(address="local", num_cpus=2, num_gpus=2, _system_config=often, **quiet)
     yield
     ray.shutdown()
 
