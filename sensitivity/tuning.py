@@ -3,8 +3,8 @@
 Every family of settings (kernel, pfor or loop, XLA or not) is tried once, at a batch that caches may hold. The best of
 them are then tried with more and with fewer windows a call, since what limits them differs: a loop without XLA lives
 on large batches, pfor on small ones. Nothing projected over the budget is run: XLA's compiler states the bytes of a
-family's first call, where that is not small, and each trial measures those of its own, which corrects what is projected
-for the next. A trial whose numbers are not the model's is passed over.
+family's first call, each trial measures those of its own, which corrects what is projected for the next. A trial whose
+numbers are not the model's is passed over.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ TRIAL_SECONDS, COMPILING_SECONDS = 0.15, 15.0  # the second: expected of XLA for
 CHECKED = 4  # windows whose vector-Jacobian product is checked
 AGAIN, SCALED = 1.1, 1.3  # margins over what was measured, for the same call again and for one of another size
 LEAST_BYTES = 2 * MiB  # below this, measuring is noise
-ASKED = 0.02  # of what a call may take; of one projected to take more XLA's compiler is asked, which compiles twice
 CONTENDER, PLATEAU, RIVAL, EQUAL = 0.4, 0.9, 0.85, 0.93  # of the best rate: worth more trials, going on, a second look
 RIVALS, ROUNDS = 4, 5
 NEAR = 0.95  # of a worker's memory: resident bytes at which its calls are made smaller
@@ -318,8 +317,7 @@ class _Search:
         setting = engine.setting
         windows = self._sized(setting)
         try:
-            is_asked = projected > ASKED * self.room.call and self._compiler_tells(setting)
-            stated = engine.stated_bytes() if is_asked else None
+            stated = engine.stated_bytes() if self._compiler_tells(setting) else None
             projected = projected if stated is None else stated + self._on_host(setting)
             if projected > self.room.call:
                 return Trial(setting, projected, note=self._too_large(projected))

@@ -49,8 +49,8 @@ def call(*arguments: object) -> Result:
 
 
 def small_job(write_job, **run) -> Path:
-    """20 shards of 50 windows, for one worker."""
-    return write_job(series=frame(1005), sensitivity=KNOBS, run={"shard_windows": 50, "workers": 1, **run})
+    """20 shards of 50 windows."""
+    return write_job(series=frame(1005), sensitivity=KNOBS, run={"shard_windows": 50, **run})
 
 
 @contextmanager

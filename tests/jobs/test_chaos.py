@@ -6,7 +6,7 @@ import random
 
 from tests.chaos.harness import Stage, Tally, kill_through
 
-POINTS = ["mid chunk", "mid record", "after record"]
+POINTS = ["mid chunk", "after data", "before record", "mid record", "after record"]
 
 
 def test_killed_at_named_points_and_at_random_a_run_ends_as_if_undisturbed(tmp_path):

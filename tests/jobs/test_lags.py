@@ -13,7 +13,6 @@ from keras import layers
 import sensitivity
 from jobs.cli import main
 from jobs.driver import How, run_job
-from jobs.prepare import prepare
 from sensitivity.commits import read_commits
 from sensitivity.errors import Refused
 from sensitivity.job import Job
@@ -57,7 +56,7 @@ def test_a_run_keeps_lags_up_to_its_limit_from_each_output(write_job, causal):
 
 
 def test_a_run_continues_with_its_own_limit_only(write_job, causal):
-    prepare(Job.load(write_job(causal, frame(STEPS), sensitivity={"max_lag": 2}))).open_or_create()
+    run_job(Job.load(write_job(causal, frame(STEPS), sensitivity={"max_lag": 2})), How(serial=True))
     with pytest.raises(Refused, match="sensitivity.max_lag: the run has 2, the job 3"):
         run_job(Job.load(write_job(causal, frame(STEPS), sensitivity={"max_lag": 3})), How(serial=True))
     with pytest.raises(Refused, match="0 or more"):

@@ -63,7 +63,7 @@ def test_a_late_shard_is_taken_over(write_job, ray_session, tmp_path, hasty_crew
 
 
 def test_of_two_the_first_is_stored(write_job, ray_session, tmp_path, hasty_crew):
-    job, log = late(write_job, tmp_path, "late_both", SLEEP.format(4), SLEEP.format(60))
+    job, log = late(write_job, tmp_path, "late_both", SLEEP.format(6), SLEEP.format(60))
     began = time.monotonic()
     summary = run_job(job, How())
     assert summary.complete
@@ -74,7 +74,7 @@ def test_of_two_the_first_is_stored(write_job, ray_session, tmp_path, hasty_crew
 
 def test_what_fails_at_the_second_worker_costs_nothing(write_job, ray_session, tmp_path, hasty_crew):
     harm = "exec('raise RuntimeError(\"no rain here\")')"
-    job, log = late(write_job, tmp_path, "late_failing", SLEEP.format(6), harm)
+    job, log = late(write_job, tmp_path, "late_failing", SLEEP.format(8), harm)
     summary = run_job(job, How())
     assert summary.complete
     assert len(log.read_text().split()) == 2
@@ -83,8 +83,8 @@ def test_what_fails_at_the_second_worker_costs_nothing(write_job, ray_session, t
 
 
 def test_a_worker_that_fails_late_leaves_its_shard_to_the_second(write_job, ray_session, tmp_path, hasty_crew):
-    harm = "exec('import time; time.sleep(4); raise RuntimeError(\"no rain here\")')"
-    job, log = late(write_job, tmp_path, "late_then_failing", harm, SLEEP.format(8))
+    harm = "exec('import time; time.sleep(6); raise RuntimeError(\"no rain here\")')"
+    job, log = late(write_job, tmp_path, "late_then_failing", harm, SLEEP.format(12))
     summary = run_job(job, How())
     assert summary.complete
     _, second = map(int, log.read_text().split())

@@ -27,7 +27,7 @@ def lines(err: str) -> list[dict]:
 
 @RUNNERS
 def test_a_line_a_shard_says_who_and_how_fast(write_job, ray_session, capsys, how):
-    job = Job.load(write_job(sensitivity=KNOBS, run={"shard_windows": 20, "workers": 1}))
+    job = Job.load(write_job(sensitivity=KNOBS, run={"shard_windows": 20}))
     summary = run_job(job, How(serial=how.serial, log_shards=True))
     found = sorted(lines(capsys.readouterr().err), key=lambda line: line["shard"])
     assert [(line["shard"], line["first_window"], line["windows"]) for line in found] == [
@@ -54,8 +54,7 @@ def test_a_line_a_try_that_fails(write_job, tmp_path, capsys):
 def test_metrics_reach_what_prometheus_reads(write_job, ray_session, tmp_path):
     import ray
 
-    run = {"path": "läufe/run", "shard_windows": 20, "workers": 1}
-    run_job(Job.load(write_job(sensitivity=KNOBS, run=run)), How())
+    run_job(Job.load(write_job(sensitivity=KNOBS, run={"path": "läufe/run", "shard_windows": 20})), How())
     port = ray.nodes()[0]["MetricsExportPort"]
     name = f'run="{tmp_path}/l%C3%A4ufe/run"'
     whole = re.compile(rf"sensitivity_windows_total{{[^}}]*{re.escape(name)}[^}}]*}} 55")

@@ -42,7 +42,7 @@ def together() -> pd.DataFrame:
 
 @pytest.fixture
 def model():
-    return sequential((LENGTH, 2), layers.Flatten(), layers.Dense(4, "tanh"), layers.Dense(1))
+    return sequential((LENGTH, 2), layers.GRU(4), layers.Dense(1))
 
 
 def job(write_job, model, form: str = "csv", mixed: bool = False) -> Job:
@@ -54,7 +54,7 @@ def job(write_job, model, form: str = "csv", mixed: bool = False) -> Job:
         series={"path": f"series.{form}", "features": ["rain", "heat"]},
         windows={"stride": STRIDE},
         sensitivity=KNOBS,
-        run={"shard_windows": 10, "workers": 1},
+        run={"shard_windows": 10},
     )
     if form == "parquet":
         table.to_parquet(file.parent / "series.parquet", row_group_size=16)

@@ -25,7 +25,7 @@ from sensitivity.placement import Node
 from sensitivity.plan import Plan, Workers
 from sensitivity.store import Run
 from tests.conftest import cut, frame, sequential, tape_jacobian, worst
-from tests.jobs.conftest import KNOBS, PATIENCE, contents, rerouted, start
+from tests.jobs.conftest import PATIENCE, contents, rerouted, start
 
 
 def lstm_job(write_job, steps: int = 400, **sections):
@@ -34,7 +34,7 @@ def lstm_job(write_job, steps: int = 400, **sections):
 
 
 def test_ray_and_serial_give_the_same_bytes_and_the_tapes_numbers(write_job, ray_session, tmp_path):
-    file = lstm_job(write_job, sensitivity=KNOBS)
+    file = lstm_job(write_job)
     for name, how in (("parallel", How()), ("serial", How(serial=True))):
         summary = run_job(Job.load(rerouted(file, name)), how)
         assert summary.complete
@@ -51,24 +51,24 @@ def test_ray_and_serial_give_the_same_bytes_and_the_tapes_numbers(write_job, ray
 
 
 def test_sequence_to_sequence(write_job, tmp_path):
-    model = sequential((40, 1), layers.LSTM(4, return_sequences=True), layers.TimeDistributed(layers.Dense(1)))
-    table = frame(49, ("rain",))
+    model = sequential((100, 1), layers.LSTM(4, return_sequences=True), layers.TimeDistributed(layers.Dense(1)))
+    table = frame(109, ("rain",))
     summary = run_job(Job.load(write_job(model, table)), How(serial=True))
     assert summary.complete
     dataset = xr.open_zarr(tmp_path / "run" / "results.zarr")
-    assert dataset["jacobian"].shape == (10, 40, 1, 40, 1)
-    windows = tf.constant(cut(table[["rain"]].to_numpy("float32"), 40))
-    for step in (0, 17, 39):
+    assert dataset["jacobian"].shape == (10, 100, 1, 100, 1)
+    windows = tf.constant(cut(table[["rain"]].to_numpy("float32"), 100))
+    for step in (0, 57, 99):
         with tf.GradientTape() as tape:
             tape.watch(windows)
             output = model(windows)[:, step]
         assert worst(dataset["jacobian"].values[:, step, 0], tape.gradient(output, windows).numpy()) < 1e-5
-    above = np.triu(np.ones((40, 40), bool), 1)
+    above = np.triu(np.ones((100, 100), bool), 1)
     assert not dataset["jacobian"].values[:, :, 0, :, 0][:, above].any()
 
 
 def test_a_second_run_computes_only_what_is_missing(write_job, ray_session, tmp_path, capsys):
-    job = Job.load(lstm_job(write_job, sensitivity=KNOBS, run={"shard_windows": 50, "workers": 1}))
+    job = Job.load(lstm_job(write_job))
     run_job(job, How(serial=True))
     before = contents(tmp_path / "run")
     for index in (1, 5):
@@ -107,12 +107,12 @@ def build():
 """
 
 
-def poisoned(write_job, tmp_path: Path, harm: str, name: str, workers: int = 2) -> Job:
+def poisoned(write_job, tmp_path: Path, harm: str, name: str) -> Job:
     """A job whose model comes to harm on the windows of shard 3."""
     (tmp_path / f"{name}.py").write_text(POISON.format(harm=harm))
     table = frame(200)
     table.loc[180, "rain"] = 100.0
-    file = write_job(series=table, run={"shard_windows": 50, "workers": workers})
+    file = write_job(series=table, run={"shard_windows": 50})
     file.write_text(file.read_text().replace('path = "model.keras"', f'path = "{name}:build"'))
     return Job.load(file)
 
@@ -132,7 +132,7 @@ def test_a_shard_that_fails_three_times_is_recorded_and_the_others_go_on(write_j
 def test_a_worker_that_dies_is_replaced_and_only_its_shard_is_blamed(write_job, ray_session, tmp_path):
     flag = tmp_path / "died"
     harm = f"os.path.exists({str(flag)!r}) or (open({str(flag)!r}, 'w').close(), os.kill(os.getpid(), 9))"
-    summary = run_job(poisoned(write_job, tmp_path, harm, "dying_once", workers=1), How())
+    summary = run_job(poisoned(write_job, tmp_path, harm, "dying_once"), How())
     assert summary.complete
     attempts = {index: record.attempt for index, record in read_commits(summary.run).items()}
     assert attempts == {0: 1, 1: 1, 2: 1, 3: 2}
@@ -140,7 +140,7 @@ def test_a_worker_that_dies_is_replaced_and_only_its_shard_is_blamed(write_job, 
 
 def test_a_shard_that_kills_every_worker_is_given_up(write_job, ray_session, tmp_path, monkeypatch):
     monkeypatch.setattr(ledger, "DEATHS", 2)
-    summary = run_job(poisoned(write_job, tmp_path, "os.kill(os.getpid(), 9)", "deadly", workers=1), How())
+    summary = run_job(poisoned(write_job, tmp_path, "os.kill(os.getpid(), 9)", "deadly"), How())
     assert [(failure.shard, failure.attempts) for failure in summary.failed] == [(3, 2)]
     assert summary.done == 3
 
@@ -251,7 +251,7 @@ def wait_for_commits(run: Path, count: int, process: subprocess.Popen) -> None:
 
 @pytest.mark.parametrize("options", [("--serial",), ()], ids=["serial", "ray"])
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(write_job, tmp_path, options):
-    lstm_job(write_job, steps=20_005, sensitivity=KNOBS, run={"shard_windows": 100, "workers": 1})
+    lstm_job(write_job, steps=20_005, sensitivity={"windows_per_call": 2}, run={"shard_windows": 100})
     process = start("run", "job.toml", *options, cwd=tmp_path)
     wait_for_commits(tmp_path / "run", 2, process)
     process.send_signal(signal.SIGINT)

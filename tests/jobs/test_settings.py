@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import tensorflow as tf
 import xarray as xr
 from keras import layers
@@ -140,9 +141,10 @@ def test_a_choice_that_no_longer_fits_is_made_anew(write_job):
     assert np.isfinite(anew.compute(run.layout.shard(0)).seconds)
 
 
-def test_on_ray_the_first_worker_times_and_the_others_follow(write_job, ray_session):
+@pytest.mark.parametrize("count", [1, 2])
+def test_on_ray_the_first_worker_times_and_the_others_follow(write_job, ray_session, count):
     run = prepare(Job.load(write_job(run={"shard_windows": 10})), CLUSTER).open_or_create()
-    demand = Demand(Workers(2, 1, 0, 3 * GB), nodes)
+    demand = Demand(Workers(count, 1, 0, 3 * GB), nodes)
     outcomes = list(ray_runner.run_on_ray(run, Ledger(run.layout.shards()), run.choice, demand))
     assert len(outcomes) == run.layout.shard_count
     assert len({str(record.setting) for record in outcomes}) == 1
