@@ -1,0 +1,82 @@
+"""A run as a dataset of lazy Dask arrays, and the windows of one of its sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import xarray as xr
+
+from ..errors import Refused
+from ..site_index import SiteIndex
+from ..standing import stand
+from ..store import Run
+
+BLOCK_BYTES = 64 << 20
+
+
+def open_run(path: str | Path) -> xr.Dataset:
+    """A run as lazy Dask arrays.
+
+    `jacobian` `(time, output_step, output, lag, feature)` and `prediction` `(time, output_step, output)`, in the
+    run's dtype, with three coordinates along time and feature beside their labels: `committed` (bool: the window's
+    shard is done), `skipped` (bool: the window touches a missing value, so its Jacobian stays NaN) and `input_std`
+    (the feature's standard deviation over the series). A window that is not committed reads as NaN.
+
+    The windows of a panel stand site by site, each site's in order of time; `site` (text) along time is an index like
+    `time`: `.sel(site="A").sel(time=slice("2001", "2003"))`, one after the other. `input_std` is over all sites.
+
+    Raises `Refused` (a ValueError) where there is no run.
+    """
+    run = Run.open(path)
+    layout = run.layout
+    committed = np.repeat(stand(run).done, layout.shard_windows)[: layout.windows]
+    # A block per shard where some are missing: then a block is read either whole or not at all.
+    dataset = xr.open_zarr(run.results, chunks=None).assign_coords(committed=("time", committed))
+    if run.survey.sites:
+        names, counts = np.array([site.name for site in run.survey.sites], object), run.windows.per_site
+        index = SiteIndex("site", "time", names[counts > 0], np.cumsum([0, *counts[counts > 0]]))
+        dataset = dataset.drop_vars("site").assign_coords(xr.Coordinates.from_xindex(index))
+    shard_bytes = max(1, dataset["jacobian"].nbytes // layout.shard_count)
+    shards = max(1, BLOCK_BYTES // shard_bytes) if committed.all() else 1
+    blocks = {"time": layout.shard_windows * shards, "output_step": layout.chunk_steps}
+    for name in ("jacobian", "prediction"):
+        dataset[name] = dataset[name].chunk(blocks)
+        if not committed.all():
+            dataset[name] = dataset[name].copy(data=_masked(dataset[name].data, committed))
+    return dataset.assign_attrs(run=str(run.place))
+
+
+def _masked(array: da.Array, served: np.ndarray) -> da.Array:
+    """`array` with NaN for what is not served, which is not even read: it may be there in part, or torn."""
+    borders = [0, *(np.flatnonzero(np.diff(served)) + 1).tolist(), len(served)]
+    spans = [array[start:stop] for start, stop in zip(borders, borders[1:], strict=False)]
+    parts = [
+        span if served[start] else da.full(span.shape, np.nan, dtype=span.dtype, chunks=span.chunks)
+        for start, span in zip(borders, spans, strict=False)
+    ]
+    return da.concatenate(parts)
+
+
+def of_site(dataset: xr.Dataset, site: str) -> xr.Dataset:
+    """The windows of one site of a panel. Raises `Refused` where there is no such site, or none at all."""
+    if "site" in dataset.coords and "site" not in dataset.xindexes:
+        dataset = dataset.set_xindex("site", SiteIndex)
+    index = dataset.xindexes.get("site")
+    known = index.names if isinstance(index, SiteIndex) else []
+    if site not in known:
+        raise Refused(
+            "site",
+            given=site,
+            allowed=", ".join([*known[:10], *(["…"] if len(known) > 10 else [])]) or "none: the series has no sites",
+            remedy="name one of the run's sites that have windows" if known else "leave it out",
+        )
+    return dataset.sel(site=site)
+
+
+def of_sites(statistic: Callable[[xr.Dataset], xr.Dataset], dataset: xr.Dataset, sites: Sequence[str]) -> xr.Dataset:
+    """A statistic of some sites of a panel, each by itself: lazy, with a dimension `site` in front."""
+    found = [statistic(of_site(dataset, site)) for site in sites]
+    return xr.concat(found, xr.Variable("site", np.array(sites, object)), coords="minimal", compat="override")
