@@ -242,7 +242,7 @@ def query(run: str, statistic: str, form: str, sites: tuple[str, ...]) -> None:
             f"the run is not complete: {committed:,} of {dataset.sizes['time']:,} windows are committed", err=True
         )
     with _damage_refused(run):
-        wanted = queries.STATISTICS[statistic]
+        wanted = queries.asking(statistic)
         found = (queries.of_sites(wanted, dataset, sites) if sites else wanted(dataset)).compute()
     click.echo(render(queries.rows(found), form))
 

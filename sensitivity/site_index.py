@@ -45,6 +45,12 @@ class SiteIndex(xr.Index):
         """Every site that has windows, in their order."""
         return list(dict.fromkeys(self._names.tolist()))
 
+    @property
+    def codes(self) -> np.ndarray:
+        """Of each window, where its site stands in `names`: int64 `(window)`."""
+        place = {name: i for i, name in enumerate(self.names)}
+        return np.repeat([place[name] for name in self._names.tolist()], np.diff(self._borders)).astype(np.int64)
+
     def sel(self, labels: dict[Any, Any], method: Any = None, tolerance: Any = None) -> IndexSelResult:
         ((_, wanted),) = labels.items()
         listed = np.atleast_1d(np.asarray(getattr(wanted, "values", wanted), object)).tolist()

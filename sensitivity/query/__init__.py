@@ -2,8 +2,53 @@
 
 from __future__ import annotations
 
+from .ask import FACTORIES, ask, asking, statistic
+from .inputs import with_inputs
 from .opening import of_site, of_sites, open_run
 from .rows import rows
-from .statistics import STATISTICS, importance, lag_profile, sums
+from .selection import select
 
-__all__ = ["STATISTICS", "importance", "lag_profile", "of_site", "of_sites", "open_run", "rows", "sums"]
+importance = asking("importance")
+lag_profile = asking("lag-profile")
+mean = asking("mean")
+mean_abs = asking("mean-abs")
+rms = asking("rms")
+std = asking("std")
+minimum = asking("min")
+maximum = asking("max")
+share_positive = asking("share-positive")
+summary = asking("summary")
+quantiles = asking("quantiles")
+effective_memory = asking("effective-memory")
+gradient_input = asking("gradient-input")
+elasticity = asking("elasticity")
+dgsm = asking("dgsm")
+active_subspace = asking("active-subspace")
+
+__all__ = [
+    "FACTORIES",
+    "active_subspace",
+    "ask",
+    "dgsm",
+    "effective_memory",
+    "elasticity",
+    "gradient_input",
+    "importance",
+    "lag_profile",
+    "maximum",
+    "mean",
+    "mean_abs",
+    "minimum",
+    "of_site",
+    "of_sites",
+    "open_run",
+    "quantiles",
+    "rms",
+    "rows",
+    "select",
+    "share_positive",
+    "statistic",
+    "std",
+    "summary",
+    "with_inputs",
+]

@@ -15,15 +15,17 @@ from ..standing import stand
 from ..store import Run
 
 BLOCK_BYTES = 64 << 20
+LABEL_BLOCK = 1 << 20
 
 
 def open_run(path: str | Path) -> xr.Dataset:
     """A run as lazy Dask arrays.
 
     `jacobian` `(time, output_step, output, lag, feature)` and `prediction` `(time, output_step, output)`, in the
-    run's dtype, with three coordinates along time and feature beside their labels: `committed` (bool: the window's
-    shard is done), `skipped` (bool: the window touches a missing value, so its Jacobian stays NaN) and `input_std`
-    (the feature's standard deviation over the series). A window that is not committed reads as NaN.
+    run's dtype, with coordinates along time and feature beside their labels: `committed` (bool: the window's shard is
+    done), `skipped` (bool: the window touches a missing value, so its Jacobian stays NaN), `window` (int64, lazy: its
+    number in the run) and `input_std` (the feature's standard deviation over the series). A window that is not
+    committed reads as NaN.
 
     The windows of a panel stand site by site, each site's in order of time; `site` (text) along time is an index like
     `time`: `.sel(site="A").sel(time=slice("2001", "2003"))`, one after the other. `input_std` is over all sites.
@@ -35,6 +37,7 @@ def open_run(path: str | Path) -> xr.Dataset:
     committed = np.repeat(stand(run).done, layout.shard_windows)[: layout.windows]
     # A block per shard where some are missing: then a block is read either whole or not at all.
     dataset = xr.open_zarr(run.results, chunks=None).assign_coords(committed=("time", committed))
+    dataset = dataset.assign_coords(window=("time", da.arange(layout.windows, chunks=LABEL_BLOCK)))
     if run.survey.sites:
         names, counts = np.array([site.name for site in run.survey.sites], object), run.windows.per_site
         index = SiteIndex("site", "time", names[counts > 0], np.cumsum([0, *counts[counts > 0]]))

@@ -2,19 +2,67 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import xarray as xr
 
+LABELS = ("output_step", "output", "lag", "feature")
+
 
 def rows(statistic: xr.Dataset) -> list[dict[str, object]]:
-    """One row per label combination, labels first, then statistics; plain Python values, None for NaN."""
-    dims = [name for name in ("site", "output_step", "output", "lag", "feature") if name in statistic.dims]
+    """One row per label combination, labels first, then statistics; plain Python values, None for NaN.
+
+    Labels: groups, then output step, output, lag and feature, then what the statistic itself tells apart. Groups of
+    which there is no window at all have no rows.
+    """
+    dims = _order(statistic)
     names = [str(name) for name in statistic.data_vars]
-    columns = [statistic[name].transpose(*dims).values.reshape(-1).tolist() for name in names]
-    labels = [statistic[dim].values.tolist() for dim in dims]
+    whole = [statistic[name].broadcast_like(_frame(statistic, dims)).transpose(*dims) for name in names]
+    columns = [array.values.reshape(-1).tolist() for array in whole]
+    labels = [_labels(statistic, dim) for dim in dims]
     combinations = np.ndindex(*(len(values) for values in labels))
-    return [
+    found = [
         {dim: labels[axis][i] for axis, (dim, i) in enumerate(zip(dims, index, strict=True))}
-        | {name: None if value != value else value for name, value in zip(names, values, strict=True)}
+        | {name: _number(value) for name, value in zip(names, values, strict=True)}
         for index, *values in zip(combinations, *columns, strict=True)
     ]
+    groups = [dim for dim in dims[: len(dims) - len(_own(statistic))] if dim not in LABELS]
+    return _present(found, groups) if groups and "count" in names else found
+
+
+def _order(statistic: xr.Dataset) -> list[str]:
+    own = _own(statistic)
+    groups = [str(dim) for dim in statistic.dims if dim not in LABELS and dim not in own]
+    return [*groups, *(dim for dim in LABELS if dim in statistic.dims), *own]
+
+
+def _own(statistic: xr.Dataset) -> list[str]:
+    """Dimensions that the statistic makes: `count` has no part in them."""
+    if "count" not in statistic:
+        return []
+    return [str(dim) for dim in statistic.dims if dim not in statistic["count"].dims and dim not in LABELS]
+
+
+def _frame(statistic: xr.Dataset, dims: list[str]) -> xr.DataArray:
+    return xr.DataArray(np.zeros([statistic.sizes[dim] for dim in dims], bool), dims=dims)
+
+
+def _labels(statistic: xr.Dataset, dim: str) -> list[Any]:
+    if dim not in statistic.coords:
+        return list(range(statistic.sizes[dim]))
+    values = statistic[dim].values
+    return np.datetime_as_string(values).tolist() if values.dtype.kind == "M" else values.tolist()
+
+
+def _number(value: Any) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _present(found: list[dict[str, object]], groups: list[str]) -> list[dict[str, object]]:
+    def group(row: dict[str, object]) -> tuple[object, ...]:
+        return tuple(row[name] for name in groups)
+
+    seen = {group(row) for row in found if row["count"]}
+    return [row for row in found if group(row) in seen] or found

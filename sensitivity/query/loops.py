@@ -1,0 +1,165 @@
+"""The loops over every derivative of a block, compiled: each entry is looked at once, in the cache, for all sums.
+
+Blocks are `(window, cell)`, a cell being one combination of output step, output, lag and feature. `order` int64 names
+a block's windows group by group, `borders` int64 `(group + 1)` where in it each group begins. Only finite
+entries count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+ROWS, CELLS = 128, 512  # of a tile whose keys stay in a core's cache
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled once a machine, where there is a place to keep it, and once a process where there is none."""
+    try:
+        return numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # no folder that can be written
+        return numba.njit(nogil=True)(function)
+
+
+def flat(values: np.ndarray) -> np.ndarray:
+    """`(window, …)` → `(window, cell)`."""
+    return values.reshape(len(values), math.prod(values.shape[1:]))
+
+
+@_compiled
+def add_moments(values, order, borders, count, total, total_abs, total_squares, least, largest, positive, negative):
+    """Add a block to sums `(group, cell)`: int64 counts, float64 sums, extremes in the block's dtype."""
+    cells = values.shape[1]
+    for group in range(len(borders) - 1):
+        for first in range(0, cells, CELLS):
+            last = min(cells, first + CELLS)
+            for place in range(borders[group], borders[group + 1]):
+                row = values[order[place], first:last]
+                _add_sums(
+                    row,
+                    total[group, first:last],
+                    total_abs[group, first:last],
+                    total_squares[group, first:last],
+                )
+                _add_counts(row, count[group, first:last], positive[group, first:last], negative[group, first:last])
+                _add_extremes(row, least[group, first:last], largest[group, first:last])
+
+
+@_compiled
+def _add_sums(row, total, total_abs, total_squares):
+    for cell in range(len(row)):
+        value = np.float64(row[cell])
+        exact = value if value - value == 0 else 0.0
+        total[cell] += exact
+        total_abs[cell] += abs(exact)
+        total_squares[cell] += exact * exact
+
+
+@_compiled
+def _add_counts(row, count, positive, negative):
+    for cell in range(len(row)):
+        value = row[cell]
+        finite = value - value == 0
+        count[cell] += finite
+        positive[cell] += finite & (value > 0)
+        negative[cell] += finite & (value < 0)
+
+
+@_compiled
+def _add_extremes(row, least, largest):
+    for cell in range(len(row)):
+        value = row[cell]
+        finite = value - value == 0
+        low, high = least[cell], largest[cell]
+        least[cell] = value if finite & (value < low) else low
+        largest[cell] = value if finite & (value > high) else high
+
+
+@_compiled
+def add_inputs(
+    values, inputs, predictions, order, borders, count, total, total_abs, elastic_count, elastic, elastic_abs
+):
+    """Add J·x and J·x/y to sums `(group, target, source)`.
+
+    values: `(window, target, source)`; inputs: x `(window, 1 or target, source)`; predictions: y `(window, target)`.
+    """
+    targets = values.shape[1]
+    shared = inputs.shape[1] == 1
+    for group in range(len(borders) - 1):
+        for place in range(borders[group], borders[group + 1]):
+            window = order[place]
+            for target in range(targets):
+                prediction = np.float64(predictions[window, target])
+                known = prediction - prediction == 0 and prediction != 0
+                x = inputs[window, 0 if shared else target]
+                _add_products(
+                    values[window, target], x, 1.0, count[group, target], total[group, target], total_abs[group, target]
+                )
+                if known:
+                    _add_products(
+                        values[window, target],
+                        x,
+                        1.0 / prediction,
+                        elastic_count[group, target],
+                        elastic[group, target],
+                        elastic_abs[group, target],
+                    )
+
+
+@_compiled
+def _add_products(row, x, factor, count, total, total_abs):
+    for source in range(len(row)):
+        product = np.float64(row[source]) * x[source] * factor
+        finite = product - product == 0
+        exact = product if finite else 0.0
+        count[source] += finite
+        total[source] += exact
+        total_abs[source] += abs(exact)
+
+
+@_compiled
+def add_histogram(bits, order, borders, bases, counts, mask, shift):
+    """Count a block's entries in bins `(group, cell, 2 · side + 2)`, the last of which takes what is not finite.
+
+    bits: the entries as signed integers of their size; `(bits & mask) >> shift`, less a cell's `bases` int32
+    `(group, cell)`, is the rank of an entry's bin away from the middle one.
+    """
+    cells, side = bits.shape[1], np.int32(counts.shape[2] // 2 - 1)
+    keys = np.empty((ROWS, CELLS), np.int16)
+    for group in range(len(borders) - 1):
+        for begin in range(borders[group], borders[group + 1], ROWS):
+            rows = min(ROWS, borders[group + 1] - begin)
+            for first in range(0, cells, CELLS):
+                last = min(cells, first + CELLS)
+                for row in range(rows):
+                    _keys(bits[order[begin + row], first:last], bases[group, first:last], mask, shift, side, keys[row])
+                for column in range(last - first):
+                    bins = counts[group, first + column]
+                    for row in range(rows):
+                        bins[keys[row, column]] += 1
+
+
+@_compiled
+def _keys(bits, bases, mask, shift, side, keys):
+    for cell in range(len(bits)):
+        stored = bits[cell]
+        rank = max(np.int32((stored & mask) >> shift) - bases[cell], np.int32(0))
+        signed = np.int32(-rank) if stored < 0 else rank
+        keys[cell] = np.int32(2) * side + np.int32(1) if rank > side else side + signed
+
+
+@_compiled
+def add_shifted(counts, into, shifts):
+    """Add bins `(cell, 2 · side + 1)` to others whose cells have a top that is `shifts` `(cell)` bins higher."""
+    cells, bins = counts.shape
+    side = bins // 2
+    for cell in range(cells):
+        shift = shifts[cell]
+        for place in range(bins):
+            rank = place - side
+            moved = max(rank - shift, 0) if rank > 0 else min(rank + shift, 0)
+            into[cell, side + moved] += counts[cell, place]

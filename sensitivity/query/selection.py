@@ -1,0 +1,63 @@
+"""Lags, features, outputs and output steps that a question is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ..errors import Refused
+
+
+def select(
+    dataset: xr.Dataset, lags: Any = None, features: Any = None, outputs: Any = None, output_steps: Any = None
+) -> xr.Dataset:
+    """The part of a dataset with these labels. Raises `Refused` for labels it does not have.
+
+    Numbers (lags, output_steps): one, a list, "0,1,5", or a range "0:24", "24:", ":24" with both ends. Names (features,
+    outputs): one or a list.
+    """
+    for dim, wanted in (("lag", lags), ("output_step", output_steps)):
+        if wanted is not None:
+            dataset = _chosen(dataset, dim, _numbers(dataset, dim, wanted))
+    for dim, names in (("feature", features), ("output", outputs)):
+        if names is not None:
+            dataset = _chosen(dataset, dim, [names] if isinstance(names, str) else [str(name) for name in names])
+    return dataset
+
+
+def _chosen(dataset: xr.Dataset, dim: str, wanted: list[Any]) -> xr.Dataset:
+    if dim not in dataset.dims:
+        raise Refused(
+            f"{dim}s", given=wanted, allowed=f"nothing: one {dim} has been chosen already", remedy="leave it out"
+        )
+    known = dataset[dim].values.tolist()
+    missing = [label for label in wanted if label not in known]
+    if missing or not wanted:
+        raise Refused(
+            f"{dim}s",
+            given=", ".join(map(str, missing)) or "none",
+            allowed=", ".join(map(str, known[:50])) + (", …" if len(known) > 50 else ""),
+            remedy=f"name one {dim} of these or more",
+        )
+    return dataset.isel({dim: sorted({known.index(label) for label in wanted})})
+
+
+def _numbers(dataset: xr.Dataset, dim: str, wanted: Any) -> list[int]:
+    known = np.atleast_1d(dataset[dim].values)
+    try:
+        if isinstance(wanted, str) and ":" in wanted:
+            low, high = (int(end) if end.strip() else None for end in wanted.split(":"))
+            inside = (known >= (known.min() if low is None else low)) & (
+                known <= (known.max() if high is None else high)
+            )
+            return [int(label) for label in known[inside]]
+        if isinstance(wanted, str):
+            return [int(part) for part in wanted.split(",")]
+        return [int(label) for label in (wanted if isinstance(wanted, Iterable) else [wanted])]
+    except (TypeError, ValueError) as error:
+        raise Refused(
+            f"{dim}s", given=wanted, allowed="numbers, or a range with both ends", remedy="write 0,1,5 or 0:24"
+        ) from error
