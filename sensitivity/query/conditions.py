@@ -16,7 +16,7 @@ from ..errors import Refused
 from ..site_index import SiteIndex
 from .expressions import Expression
 from .histogram import quantile
-from .inputs import features_of, newest
+from .inputs import features_of, newest, time_blocks
 from .sums import merged, sums_of
 
 SEASONS = ("DJF", "MAM", "JJA", "SON")
@@ -227,7 +227,7 @@ def _prediction(dataset: xr.Dataset, key: str) -> da.Array:
 
 
 def _in_blocks(dataset: xr.Dataset, values: Any) -> da.Array:
-    chunks = dataset["jacobian"].chunk().chunksizes["time"]
+    chunks = time_blocks(dataset)
     if isinstance(values, da.Array):
         return values.rechunk((chunks,))
     return da.from_array(values, chunks=(chunks,))

@@ -14,6 +14,7 @@ from ..integrity import require_series
 from ..readers import open_reader
 from ..series import Series
 from ..store import Run
+from ..windows import joined
 
 _checking = threading.Lock()
 
@@ -31,10 +32,10 @@ def with_inputs(dataset: xr.Dataset) -> xr.Dataset:
     run = _run(dataset)
     features = np.atleast_1d(dataset["feature"].values).tolist()
     lags = np.atleast_1d(dataset["lag"].values).tolist()
-    steps = np.atleast_1d(dataset["output_step"].values).tolist() if run.facts.by_output_step else [None]
+    steps = np.atleast_1d(dataset["output_step"].values).tolist() if _by_output_step(run) else [None]
     dims: tuple[str, ...] = ("time", "output_step", "lag", "feature")
     blocks = _inputs(dataset, run, steps, lags, features)
-    if not run.facts.by_output_step:
+    if not _by_output_step(run):
         dims, blocks = ("time", "lag", "feature"), blocks[:, 0]
     array = xr.DataArray(blocks, dims=dims, attrs={"long_name": "input of the model, in units of the series"})
     gone = [dim for dim in dims if dim not in dataset["jacobian"].dims]
@@ -51,6 +52,19 @@ def features_of(dataset: xr.Dataset) -> list[str]:
     return list(_run(dataset).survey.features) if {"run"} <= {*dataset.attrs} else []
 
 
+def time_blocks(dataset: xr.Dataset) -> tuple[int, ...]:
+    """How many windows each block of the Jacobian has."""
+    jacobian = dataset["jacobian"].variable
+    return jacobian.chunksizes["time"] if jacobian.chunks else (dataset.sizes["time"],)
+
+
+def _by_output_step(run: Run) -> bool:
+    """As `CallFacts.by_output_step`, without TensorFlow."""
+    model = run.content["model"]
+    every_step = model["scan"] and model["scan"]["outputs"] > 0 and len(model["target_shape"]) == 2
+    return bool(every_step) and model.get("max_lag") is not None
+
+
 def _run(dataset: xr.Dataset) -> Run:
     if "run" in dataset.attrs and "window" in dataset.coords:
         return Run.open(dataset.attrs["run"])
@@ -64,16 +78,16 @@ def _run(dataset: xr.Dataset) -> Run:
 
 def _inputs(dataset: xr.Dataset, run: Run, steps: list[int | None], lags: list[int], features: list[str]) -> da.Array:
     """`(time, step, lag, feature)`, in blocks of the Jacobian's."""
-    windows = da.asarray(dataset["window"].data).rechunk((dataset["jacobian"].chunk().chunksizes["time"],))
+    windows = da.asarray(dataset["window"].data).rechunk((time_blocks(dataset),))
     columns = [run.survey.features.index(str(name)) for name in features]
     read = functools.partial(_read, path=str(run.place), seal=run.fingerprint, steps=steps, lags=lags, features=columns)
     return da.map_blocks(
         read,
         windows,
-        dtype=run.facts.dtype,
+        dtype=run.job.run.dtype,
         chunks=(windows.chunks[0], (len(steps),), (len(lags),), (len(features),)),
         new_axis=[1, 2, 3],
-        meta=np.empty((0,) * 4, run.facts.dtype),
+        meta=np.empty((0,) * 4, run.job.run.dtype),
     )
 
 
@@ -81,15 +95,19 @@ def _read(
     windows: np.ndarray, path: str, seal: str, steps: list[int | None], lags: list[int], features: list[int]
 ) -> np.ndarray:
     run, series = _series(path, seal)
-    last = run.facts.length - 1
-    found = np.empty((len(windows), len(steps), len(lags), len(features)), run.facts.dtype)
-    for start, stop in _runs(windows):
-        first, end = int(windows[start]), int(windows[stop - 1]) + 1
-        values, _ = series.windows(run.windows, first, end)
-        for i, step in enumerate(steps):
-            places = (last if step is None else step) - np.array(lags)
-            kept = values[:, np.maximum(places, 0)][:, :, features]
-            found[start:stop, i] = np.where(places[None, :, None] >= 0, kept, 0)
+    last = run.windows.length - 1
+    whole = [
+        series.windows(run.windows, int(windows[start]), int(windows[stop - 1]) + 1)[0]
+        for start, stop in _runs(windows)
+    ]
+    values = joined(whole) if whole else np.empty((0, last + 1, len(run.survey.features)), run.job.run.dtype)
+    if steps == [None] and lags == list(range(last, -1, -1)) and features == list(range(values.shape[2])):
+        return values[:, None]
+    found = np.empty((len(windows), len(steps), len(lags), len(features)), run.job.run.dtype)
+    for i, step in enumerate(steps):
+        places = (last if step is None else step) - np.array(lags)
+        found[:, i] = values[:, np.maximum(places, 0)][:, :, features]
+        found[:, i, places < 0] = 0
     return found
 
 
@@ -103,7 +121,7 @@ def _runs(windows: np.ndarray) -> list[tuple[int, int]]:
 def _proved(path: str, seal: str) -> tuple[Run, Series]:
     run = Run.open(path)
     require_series(run)
-    return run, Series(open_reader(run.series), None, run.facts.dtype)
+    return run, Series(open_reader(run.series), None, run.job.run.dtype)
 
 
 def _series(path: str, seal: str) -> tuple[Run, Series]:

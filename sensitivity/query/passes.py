@@ -53,7 +53,7 @@ class Pass:
             *arguments,
             dtype=object,
             adjust_chunks={"t": 1, "s": 1},
-            concatenate=True,
+            concatenate=False,
             align_arrays=False,
             meta=np.empty((0, 0), object),
             needs=self.needs,
@@ -108,13 +108,18 @@ class Pass:
         return group * (self.groups * 2 + self.groups * branches // groups_apart)
 
 
-def _block(*blocks: np.ndarray, needs: tuple[str, ...], prediction: bool, inputs: bool) -> Part:
-    jacobian, codes, *others = blocks
+def _block(*blocks: Any, needs: tuple[str, ...], prediction: bool, inputs: bool) -> Part:
+    jacobian, codes, *others = map(_only, blocks)
     known = others.pop(0) if prediction else None
     x = others.pop(0) if inputs else None
     if x is not None and x.ndim == 3:
         x = x[:, None]
     return sums_of(jacobian, codes, needs, known, x)
+
+
+def _only(block: Any) -> np.ndarray:
+    """Out of the lists that Dask hands over for dimensions that are summed over, which have one block each."""
+    return _only(block[0]) if isinstance(block, list) else block
 
 
 def _same(part: Part, axis: Any, keepdims: bool) -> Part:
@@ -143,15 +148,16 @@ def canonical(dataset: xr.Dataset, *, inputs: bool) -> xr.Dataset:
         dataset = dataset.assign_coords(input_std=("feature", [dataset["input_std"].item()]))
     jacobian = dataset["jacobian"].transpose("time", *CELL)
     whole = {"output": -1, "lag": -1, "feature": -1}
-    jacobian = jacobian.chunk() if jacobian.chunks is None else jacobian.chunk(whole)
-    dataset = dataset.assign(jacobian=jacobian)
+    dataset["jacobian"] = jacobian.copy(data=jacobian.variable.chunk(whole).data)
     if "prediction" in dataset:
-        dataset["prediction"] = dataset["prediction"].transpose("time", *CELL[:2]).chunk()
+        prediction = dataset["prediction"].transpose("time", *CELL[:2])
+        dataset["prediction"] = prediction.copy(data=prediction.variable.chunk().data)
     if inputs:
         dataset = with_inputs(dataset)
         dims = [dim for dim in ("time", "output_step", "lag", "feature") if dim in dataset["input"].dims]
-        chunks = {dim: jacobian.chunksizes[dim] for dim in dims}
-        dataset["input"] = dataset["input"].transpose(*dims).chunk(chunks)
+        chunks = {dim: dataset["jacobian"].variable.chunksizes[dim] for dim in dims}
+        inputs_there = dataset["input"].transpose(*dims)
+        dataset["input"] = inputs_there.copy(data=inputs_there.variable.chunk(chunks).data)
     return dataset
 
 

@@ -127,14 +127,21 @@ def _inputs(block: Block) -> dict[str, np.ndarray]:
     assert block.prediction is not None
     windows, steps, outputs, *source = block.jacobian.shape
     values = block.jacobian.reshape(windows, steps * outputs, math.prod(source))
-    inputs = np.broadcast_to(block.inputs, (windows, block.inputs.shape[1], *source))
-    if inputs.shape[1] > 1:
-        inputs = np.repeat(inputs, outputs, axis=1)
-    inputs = np.ascontiguousarray(inputs).reshape(windows, inputs.shape[1], math.prod(source))
+    inputs = _in_rows(block.inputs if block.inputs.shape[1] == 1 else np.repeat(block.inputs, outputs, axis=1))
     predictions = flat(np.ascontiguousarray(block.prediction))
     found = {name: np.zeros((block.groups, *values.shape[1:]), kind) for name, kind in INPUTS.items()}
     loops.add_inputs(values, inputs, predictions, block.order, block.borders, *found.values())
     return {name: field.reshape(block.groups, *block.shape) for name, field in found.items()}
+
+
+def _in_rows(inputs: np.ndarray) -> np.ndarray:
+    """`(window, target, lag, feature)` → `(window, target, source)`: no copy where a window's steps lie together."""
+    windows, targets, lags, features = inputs.shape
+    size, (window, target, lag, feature) = inputs.itemsize, inputs.strides
+    if inputs.size and feature == size and lag == features * size:
+        shape, strides = (windows, targets, lags * features), (window, target, size)
+        return np.lib.stride_tricks.as_strided(inputs, shape, strides, writeable=False)
+    return np.ascontiguousarray(inputs).reshape(windows, targets, lags * features)
 
 
 def _products(block: Block) -> dict[str, np.ndarray]:
