@@ -92,9 +92,10 @@ def _quantiles(sums: xr.Dataset, at: Sequence[float]) -> xr.Dataset:
 
 
 def _importance(sums: xr.Dataset) -> xr.Dataset:
+    std = sums["input_std"].reset_coords(drop=True)
+    sums = sums.drop_vars("input_std")
     count = sums["count"].sum("lag")
     mean_abs = _over(sums["total_abs"].sum("lag"), count)
-    std = sums["input_std"].reset_coords(drop=True)
     importance = mean_abs * std
     total = importance.sum("feature")
     return xr.Dataset(
