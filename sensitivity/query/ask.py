@@ -16,6 +16,7 @@ from ..errors import Refused
 from ..job import parse_bytes
 from . import screening, statistics, subspace
 from .conditions import By, Grouping, groupings, holding
+from .intervals import FACTS, LEAF, LEAVES, Sure, answered, leaves, shaped
 from .passes import Pass, as_dataset, canonical, combined, labels_of
 from .selection import select
 from .statistics import Statistic
@@ -58,6 +59,7 @@ class Question:
     statistics: tuple[Statistic, ...]
     groupings: tuple[Grouping, ...]
     codes: da.Array
+    sure: Sure | None = None
 
     @property
     def reading(self) -> Pass:
@@ -67,7 +69,16 @@ class Question:
 
     @property
     def answers(self) -> Answers:
-        return Answers(self.statistics, labels_of(self.dataset, self.groupings))
+        return Answers(self.statistics, labels_of(self.dataset, self.groupings), self.sure)
+
+    @property
+    def shapes(self) -> list[xr.Dataset]:
+        """Of the answers: what those of no windows look like."""
+        apart = tuple(grouping for grouping in self.groupings if grouping.name != LEAF)
+        empty = Answers(self.statistics, labels_of(self.dataset, apart))(self.reading.nothing())
+        if self.sure is None:
+            return empty
+        return [shaped(one, shape, self.sure) for one, shape in zip(self.statistics, empty, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -76,10 +87,13 @@ class Answers:
 
     statistics: tuple[Statistic, ...]
     labels: xr.Dataset
+    sure: Sure | None = None
 
     def __call__(self, parts: Sequence[Part]) -> list[xr.Dataset]:
         sums = as_dataset(parts, self.labels)
-        return [one.finish(sums) for one in self.statistics]
+        if self.sure is None:
+            return [one.finish(sums) for one in self.statistics]
+        return [answered(one, sums[list(one.needs)], self.sure) for one in self.statistics]
 
 
 def ask(
@@ -92,6 +106,8 @@ def ask(
     features: Any = None,
     outputs: Any = None,
     output_steps: Any = None,
+    ci: float | None = None,
+    seed: int = 0,
     memory: str | int = MEMORY,
 ) -> dict[str, xr.Dataset]:
     """Any set of statistics of a run's dataset in one pass over its store: lazy datasets by the statistics' names.
@@ -102,24 +118,41 @@ def ask(
         numeric coordinate; "rain:0,1.5": bins with these edges.
     where: only windows for which this holds, such as "rain > 0.5 and month in (6, 7, 8)".
     lags: "0:24" (both included), or a list; features, outputs, output_steps: lists of labels.
+    ci: level of confidence intervals, such as 0.9: `NAME_low` and `NAME_high` beside every variable but counts and
+        extremes, by a block bootstrap that respects serial dependence, drawn from `seed`.
     memory: what sums may take, in bytes or as "2GB". Raises `Refused` where they would take more.
 
     Each dataset has `count`: how many windows its values are from, which are those that are committed, whole, and
     chosen. The attribute `windows` says how many the dataset has, `committed` how many of these are committed.
     """
     chosen = tuple(statistic(name) if isinstance(name, str) else name for name in names)
-    asked = question(select(dataset, lags, features, outputs, output_steps), chosen, by, where)
-    asked.reading.require_room(memory if isinstance(memory, int) else parse_bytes(memory))
+    room = memory if isinstance(memory, int) else parse_bytes(memory)
+    part = select(dataset, lags, features, outputs, output_steps)
+    asked = question(part, chosen, by, where, None if ci is None else Sure(ci, seed), room)
     found = _lazy(asked, asked.reading.sums())
     return {one.name: answer.assign_attrs(_facts(dataset)) for one, answer in zip(chosen, found, strict=True)}
 
 
-def question(dataset: xr.Dataset, chosen: tuple[Statistic, ...], by: By, where: str | None) -> Question:
+def question(
+    dataset: xr.Dataset, chosen: tuple[Statistic, ...], by: By, where: str | None, sure: Sure | None, memory: int
+) -> Question:
+    """The question, with the finest leaves that there is room for. Raises `Refused` where there is room for none."""
     inputs = any({*INPUTS} & {*one.needs} for one in chosen)
     whole = canonical(dataset, inputs=inputs)
     groups = tuple(groupings(whole, by))
     holds = None if where is None else holding(whole, where)
-    return Question(whole, chosen, groups, combined(groups, holds, whole["jacobian"].data))
+    like = whole["jacobian"].data
+    if sure is None:
+        found = Question(whole, chosen, groups, combined(groups, holds, like))
+        found.reading.require_room(memory)
+        return found
+    for count in LEAVES:
+        apart = (*groups, leaves(whole, count))
+        found = Question(whole, chosen, apart, combined(apart, holds, like), sure)
+        if found.reading.held_bytes(count) <= memory:
+            return found
+    found.reading.require_room(memory, count)
+    return found
 
 
 def _facts(dataset: xr.Dataset) -> dict[str, Any]:
@@ -130,17 +163,17 @@ def _facts(dataset: xr.Dataset) -> dict[str, Any]:
 
 def _lazy(asked: Question, parts: Sequence[Any]) -> list[xr.Dataset]:
     """The answers that there will be, shaped like those of no windows."""
-    shapes = asked.answers(asked.reading.nothing())
     answers = dask.delayed(asked.answers, pure=False)(list(parts))
-    return [_shaped(shape, answers[i]) for i, shape in enumerate(shapes)]
+    return [_shaped(shape, answers[i]) for i, shape in enumerate(asked.shapes)]
 
 
 def _shaped(shape: xr.Dataset, answer: Any) -> xr.Dataset:
-    arrays = {}
-    for name, variable in shape.data_vars.items():
+    later: dict[Any, Any] = {}
+    for name in (*shape.data_vars, *(name for name in FACTS if name in shape.coords)):
         values = dask.delayed(_values)(answer, name)
-        arrays[name] = (variable.dims, da.from_delayed(values, variable.shape, variable.dtype), variable.attrs)
-    return xr.Dataset(arrays, coords=shape.coords, attrs=shape.attrs)
+        known = shape[name]
+        later[name] = (known.dims, da.from_delayed(values, known.shape, known.dtype), known.attrs)
+    return shape.assign(later)
 
 
 def _values(answer: xr.Dataset, name: str) -> np.ndarray:

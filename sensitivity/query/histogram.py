@@ -63,6 +63,14 @@ def merged(groups: int, places: Sequence[np.ndarray], parts: Sequence[dict[str, 
     return {"histogram": counts, "tops": tops}
 
 
+def shifted(counts: np.ndarray, tops: np.ndarray, into: np.ndarray) -> np.ndarray:
+    """Histograms `(…, bin)` with tops `(…)` in the bins of higher tops."""
+    found = np.zeros_like(counts)
+    shifts = (_bases(into) - _bases(tops)).reshape(-1)
+    loops.add_shifted(np.ascontiguousarray(counts).reshape(-1, BINS), found.reshape(-1, BINS), shifts)
+    return found
+
+
 def quantile(counts: np.ndarray, tops: np.ndarray, at: np.ndarray, dtype: DTypeLike) -> np.ndarray:
     """Quantiles `(…, at)` of histograms `(…, bin)`: the middle of the bin that holds the entry of that rank.
 

@@ -29,12 +29,7 @@ class Statistic:
     name: str
     needs: tuple[str, ...]
     finish: Callable[[xr.Dataset], xr.Dataset]
-    sure: tuple[str, ...] = ("count", "input_std")
-
-    @property
-    def resampled(self) -> bool:
-        """Whether a bootstrap tells how sure it is: not of extremes, which resamples never surpass."""
-        return not {"least", "largest"} & {*self.needs}
+    sure: tuple[str, ...] = ("count", "input_std", "min", "max")  # resamples never surpass an extreme
 
 
 def _over(total: xr.DataArray, count: xr.DataArray) -> xr.DataArray:
@@ -184,7 +179,12 @@ def quantiles(at: Sequence[float] = QUANTILES) -> Statistic:
     chosen = tuple(sorted(at))
     if not chosen or not all(0 <= part <= 1 for part in chosen):
         raise Refused("at", given=list(at), allowed="shares between 0 and 1", remedy="write 0.05,0.5,0.95")
-    return Statistic("quantiles", ("count", "histogram", "tops"), partial(_quantiles, at=chosen), ("count", "error"))
+    return Statistic(
+        "quantiles",
+        ("count", "total", "total_abs", "histogram", "tops"),
+        partial(_quantiles, at=chosen),
+        ("count", "error"),
+    )
 
 
 def lag_profile() -> Statistic:

@@ -1,0 +1,222 @@
+"""How sure a statistic is: intervals from resampled stretches of time, each of which keeps its own serial dependence.
+
+The record is cut into leaves, equal stretches of time, the same ones for all sites and groups; sums are kept for each,
+and a resample is a weighted sum of these. `bootstrap` says which weights, and what ends an interval has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import xarray as xr
+
+from ..errors import Refused
+from . import histogram
+from .bootstrap import Resampling, interval, resampling
+from .conditions import Grouping
+from .inputs import time_blocks
+from .statistics import Statistic
+
+LEAF = "leaf"
+LEAVES = (512, 256, 128, 64, 32)
+RESAMPLES, COSTLY_RESAMPLES, FEW_RESAMPLES = 1000, 200, 200
+METHOD = "circular block bootstrap over stretches of equal time (leaves), bias-corrected percentiles, stretched"
+FACTS = ("resamples", "leaves", "block")  # of a bootstrap: how many resamples, leaves, and leaves in a block
+BATCH_BYTES = 128 << 20
+REPLICATE_BYTES = 256 << 20
+# Sums whose means over a leaf tell how long the record remembers.
+_KINDS = (
+    *(("total", "count"), ("total_abs", "count"), ("total_squares", "count"), ("positive", "count")),
+    *(("input_total", "input_count"), ("elastic_total", "elastic_count"), ("target_total", "target_count")),
+)
+
+
+def leaves(dataset: xr.Dataset, count: int) -> Grouping:
+    """Up to `count` equal stretches of time, from the first window's to the last one's."""
+    return Grouping(LEAF, np.arange(stretches(dataset, count)), stretch_codes(dataset, count))
+
+
+def stretches(dataset: xr.Dataset, count: int) -> int:
+    return max(1, min(count, dataset.sizes["time"]))
+
+
+def stretch_codes(dataset: xr.Dataset, count: int) -> da.Array:
+    """Which of so many equal stretches of time each window is in: int64 `(time)`, lazy."""
+    times = _as_numbers(dataset["time"].values)
+    first, last = (times.min(), times.max()) if len(times) else (0.0, 0.0)
+    width = (last - first) / stretches(dataset, count) or 1.0
+    codes = np.minimum((times - first) // width, stretches(dataset, count) - 1).astype(np.int64)
+    return da.from_array(codes, chunks=(time_blocks(dataset),))
+
+
+def _as_numbers(times: np.ndarray) -> np.ndarray:
+    whole = times.astype("datetime64[us]").astype(np.int64) if times.dtype.kind == "M" else times
+    return whole.astype(float)
+
+
+@dataclass(frozen=True)
+class Sure:
+    """Intervals are asked for: of which `level`, and from which `seed` resamples are drawn."""
+
+    level: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.level < 1:
+            raise Refused("ci", given=self.level, allowed="from 0.5 to below 1", remedy="write 0.9 for 90 % intervals")
+
+
+def answered(statistic: Statistic, sums: xr.Dataset, sure: Sure) -> xr.Dataset:
+    """A statistic from sums by leaf, with `NAME_low` and `NAME_high` beside each variable that is uncertain."""
+    whole, apart = over_leaves(sums)
+    point = statistic.finish(whole)
+    if not uncertain(statistic, point):
+        return point
+    drawn = drawn_from(apart, sure.seed, resamples(statistic, point))
+    ends = [_ends(statistic, point.sel(group), apart.sel(group), drawn, sure.level) for group in _groups(apart)]
+    return _with_ends(point, _together(ends, apart), drawn)
+
+
+def over_leaves(sums: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset]:
+    """The sums of all leaves together, and those of each, their histograms in bins of the whole."""
+    whole: dict[Hashable, xr.DataArray] = {}
+    apart: dict[Hashable, xr.DataArray] = {}
+    for name, field in sums.data_vars.items():
+        if name in ("least", "largest"):
+            whole[name] = apart[name] = field.min(LEAF) if name == "least" else field.max(LEAF)
+        elif name == "tops":
+            whole[name] = apart[name] = field.max(LEAF)
+        elif name == "histogram":
+            apart[name] = _in_shared_bins(field, sums["tops"])
+            whole[name] = apart[name].sum(LEAF)
+        else:
+            whole[name], apart[name] = field.sum(LEAF), field
+    labels = sums.drop_vars(sums.data_vars)
+    return labels.drop_dims(LEAF).assign(whole), labels.assign(apart)
+
+
+def _in_shared_bins(counts: xr.DataArray, tops: xr.DataArray) -> xr.DataArray:
+    shared = tops.max(LEAF).broadcast_like(tops).transpose(*tops.dims)
+    return counts.copy(data=histogram.shifted(counts.values, tops.values, shared.values))
+
+
+def drawn_from(apart: xr.Dataset, seed: int, count: int) -> Resampling:
+    """How the record is resampled: as all groups and cells together say."""
+    kinds, weights = [], None
+    for total, number in _KINDS:
+        if total in apart and number in apart:
+            sums, counts = (_by_leaf(apart[name], apart) for name in (total, number))
+            kinds.append(np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0))
+            weights = counts if weights is None else weights
+    if weights is None:
+        trace = apart["products"].isel(lag_2=0, feature_2=0) * 0 + _diagonal(apart["products"])
+        sums, weights = _by_leaf(trace, apart), _by_leaf(apart["complete"].broadcast_like(trace), apart)
+        kinds.append(np.divide(sums, weights, out=np.full(sums.shape, np.nan), where=weights > 0))
+    return resampling(kinds, weights, count, seed)
+
+
+def _diagonal(products: xr.DataArray) -> xr.DataArray:
+    front = [dim for dim in products.dims if dim not in ("lag", "feature", "lag_2", "feature_2")]
+    lags, features = products.sizes["lag"], products.sizes["feature"]
+    size = lags * features
+    matrix = products.transpose(*front, "lag", "feature", "lag_2", "feature_2").values
+    values = np.diagonal(matrix.reshape(*matrix.shape[: len(front)], size, size), axis1=-2, axis2=-1)
+    return xr.DataArray(values.reshape(*values.shape[:-1], lags, features), dims=(*front, "lag", "feature"))
+
+
+def _by_leaf(field: xr.DataArray, sums: xr.Dataset) -> np.ndarray:
+    """`(leaf, cell)`, groups added up."""
+    groups = [dim for dim in sums.attrs["groupings"] if dim != LEAF]
+    values = field.sum(groups).transpose(LEAF, ...).values
+    return values.reshape(len(values), -1).astype(float)
+
+
+def resamples(statistic: Statistic, point: xr.Dataset) -> int:
+    """As many as there is room for, up to a thousand; fewer where each costs eigenvectors."""
+    most = COSTLY_RESAMPLES if "products" in statistic.needs else RESAMPLES
+    room = REPLICATE_BYTES // max(1, point.nbytes)
+    return max(min(most, FEW_RESAMPLES), min(most, room))
+
+
+def _groups(sums: xr.Dataset) -> Iterator[dict[str, object]]:
+    names = [name for name in sums.attrs["groupings"] if name != LEAF]
+    for place in np.ndindex(*(sums.sizes[name] for name in names)):
+        yield {name: sums[name].values[i] for name, i in zip(names, place, strict=True)}
+
+
+def _ends(statistic: Statistic, point: xr.Dataset, apart: xr.Dataset, drawn: Resampling, level: float) -> xr.Dataset:
+    """Of one group, whose own leaves say how much there is of it."""
+    replicates = replicated(statistic, apart, drawn.weights)
+    own = replace(drawn, leaves=_filled(apart))
+    found = {}
+    for name in uncertain(statistic, point):
+        values = replicates[name].transpose("resample", *point[name].dims)
+        low, high = interval(point[name].values, values.values, own, level)
+        found |= {f"{name}_low": (point[name].dims, low), f"{name}_high": (point[name].dims, high)}
+    return xr.Dataset(found)
+
+
+def _filled(apart: xr.Dataset) -> int:
+    name = next(name for name in ("count", "complete", "input_count", "elastic_count") if name in apart)
+    counts = apart[name].transpose(LEAF, ...).values
+    return int((counts.reshape(len(counts), -1) > 0).any(axis=1).sum())
+
+
+def uncertain(statistic: Statistic, point: xr.Dataset) -> list[str]:
+    return [str(name) for name in point.data_vars if name not in statistic.sure]
+
+
+def replicated(statistic: Statistic, apart: xr.Dataset, weights: np.ndarray) -> xr.Dataset:
+    """The statistic of every resample, in batches: with a dimension `resample`."""
+    size = max(field.nbytes // max(1, apart.sizes[LEAF]) for field in apart.data_vars.values())
+    batch = max(1, BATCH_BYTES // max(1, 8 * len(apart.data_vars) * size))
+    found = []
+    for start in range(0, len(weights), batch):
+        chosen = xr.DataArray(weights[start : start + batch].astype(float), dims=("resample", LEAF))
+        sums = {
+            name: xr.dot(chosen, field, dim=LEAF) if LEAF in field.dims else field
+            for name, field in apart.data_vars.items()
+        }
+        found.append(statistic.finish(apart.drop_vars(apart.data_vars).drop_dims(LEAF).assign(sums)))
+    return xr.concat(found, "resample", data_vars="all", coords="minimal", compat="override")
+
+
+def _together(ends: list[xr.Dataset], sums: xr.Dataset) -> xr.Dataset:
+    """Ends of all groups, which vary as in `_groups`, with the groups' dimensions in front."""
+    names = [name for name in sums.attrs["groupings"] if name != LEAF]
+    shape = tuple(sums.sizes[name] for name in names)
+    found: dict[Hashable, Any] = {}
+    for name in ends[0].data_vars:
+        parts = np.stack([one[name].values for one in ends])
+        found[name] = ((*names, *ends[0][name].dims), parts.reshape(*shape, *parts.shape[1:]))
+    return xr.Dataset(found)
+
+
+def _with_ends(point: xr.Dataset, ends: xr.Dataset, drawn: Resampling) -> xr.Dataset:
+    arranged: dict[Hashable, Any] = {}
+    for name, field in point.data_vars.items():
+        arranged[name] = field
+        for end in (f"{name}_low", f"{name}_high"):
+            if end in ends:
+                arranged[end] = ends[end].transpose(*field.dims).variable
+    facts = dict(zip(FACTS, (len(drawn.weights), drawn.leaves, drawn.block), strict=True))
+    return xr.Dataset(arranged, coords=point.coords, attrs=point.attrs).assign_coords(facts)
+
+
+def shaped(statistic: Statistic, shape: xr.Dataset, sure: Sure) -> xr.Dataset:
+    """What `answered` will look like, from what the statistic alone looks like."""
+    if not uncertain(statistic, shape):
+        return shape
+    arranged: dict[Hashable, Any] = {}
+    for name, field in shape.data_vars.items():
+        arranged[name] = field
+        if name not in statistic.sure:
+            ends = xr.full_like(field, math.nan, dtype=float)
+            arranged |= {f"{name}_low": ends, f"{name}_high": ends}
+    note = {"ci": sure.level, "ci_method": METHOD}
+    return xr.Dataset(arranged, coords=shape.coords, attrs=shape.attrs | note).assign_coords(dict.fromkeys(FACTS, 0))
