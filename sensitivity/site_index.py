@@ -51,6 +51,11 @@ class SiteIndex(xr.Index):
         place = {name: i for i, name in enumerate(self.names)}
         return np.repeat([place[name] for name in self._names.tolist()], np.diff(self._borders)).astype(np.int64)
 
+    @property
+    def parts(self) -> tuple[np.ndarray, np.ndarray]:
+        """names `(part)` and borders `(part + 1)`; a site may have several parts."""
+        return self._names, self._borders
+
     def sel(self, labels: dict[Any, Any], method: Any = None, tolerance: Any = None) -> IndexSelResult:
         ((_, wanted),) = labels.items()
         listed = np.atleast_1d(np.asarray(getattr(wanted, "values", wanted), object)).tolist()

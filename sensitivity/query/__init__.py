@@ -7,6 +7,7 @@ from .inputs import with_inputs
 from .opening import of_site, of_sites, open_run
 from .rows import rows
 from .selection import select
+from .top import top
 
 importance = asking("importance")
 lag_profile = asking("lag-profile")
@@ -50,5 +51,6 @@ __all__ = [
     "statistic",
     "std",
     "summary",
+    "top",
     "with_inputs",
 ]

@@ -13,7 +13,7 @@ That alone gives intervals that are too short, for three reasons, and each has i
 - A variance from few blocks is uncertain: quantiles of t with blocks − 1 degrees of freedom in place of the normal
   ones, and blocks / (blocks − 1) for the variance (Hesterberg 2015, The American Statistician 69).
 
-Measured by `tests/benchmarks/coverage.py`.
+Measured by `tests/benchmarks/intervals.py`.
 """
 
 from __future__ import annotations

@@ -72,18 +72,16 @@ def shifted(counts: np.ndarray, tops: np.ndarray, into: np.ndarray) -> np.ndarra
 
 
 def quantile(counts: np.ndarray, tops: np.ndarray, at: np.ndarray, dtype: DTypeLike) -> np.ndarray:
-    """Quantiles `(…, at)` of histograms `(…, bin)`: the middle of the bin that holds the entry of that rank.
+    """Quantiles `(…, at)` of histograms `(…, bin)`, for rising shares: the middle of the bin that has the entry of a rank.
 
     The rank is that of NumPy's "inverted_cdf"; a value is off by `ERROR` of itself at most, or by 2⁻²³ of the largest
     entry. NaN where nothing was counted.
     """
-    running = np.cumsum(counts, axis=-1, dtype=np.float64)
-    total = running[..., -1:]
-    # A share times a count may be rounded above the whole number that it is.
-    ranks = np.maximum(np.ceil(at * total * (1 - 1e-12)), 1)
-    places = np.stack([(running < ranks[..., i : i + 1]).sum(axis=-1) for i in range(len(at))], axis=-1)
-    found = middles(np.minimum(places, BINS - 1), tops[..., None], dtype)
-    return np.where(total > 0, found, np.nan)
+    rows = np.ascontiguousarray(counts).reshape(-1, BINS)
+    places = np.empty((len(rows), len(at)), np.int64)
+    loops.find_quantiles(rows, np.asarray(at, float), places)
+    places = places.reshape(*counts.shape[:-1], len(at))
+    return np.where(places >= 0, middles(places, tops[..., None], dtype), np.nan)
 
 
 def smallest(tops: xr.DataArray, dtype: str) -> xr.DataArray:

@@ -17,6 +17,7 @@ import xarray as xr
 
 from ..errors import Refused
 from . import histogram
+from .blas import one_thread
 from .bootstrap import Resampling, interval, resampling
 from .conditions import Grouping
 from .inputs import time_blocks
@@ -107,17 +108,22 @@ def _in_shared_bins(counts: xr.DataArray, tops: xr.DataArray) -> xr.DataArray:
 
 def drawn_from(apart: xr.Dataset, seed: int, count: int) -> Resampling:
     """How the record is resampled: as all groups and cells together say."""
-    kinds, weights = [], None
+    kinds, weights = [], np.zeros(apart.sizes[LEAF])
     for total, number in _KINDS:
         if total in apart and number in apart:
             sums, counts = (_by_leaf(apart[name], apart) for name in (total, number))
-            kinds.append(np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0))
-            weights = counts if weights is None else weights
-    if weights is None:
-        trace = apart["products"].isel(lag_2=0, feature_2=0) * 0 + _diagonal(apart["products"])
-        sums, weights = _by_leaf(trace, apart), _by_leaf(apart["complete"].broadcast_like(trace), apart)
-        kinds.append(np.divide(sums, weights, out=np.full(sums.shape, np.nan), where=weights > 0))
+            kinds.append(_means(sums, counts))
+            weights = np.maximum(weights, counts.max(axis=1))
+    if "products" in apart:
+        squares = _diagonal(apart["products"])
+        counts = _by_leaf(apart["complete"].broadcast_like(squares), apart)
+        kinds.append(_means(_by_leaf(squares, apart), counts))
+        weights = np.maximum(weights, counts.max(axis=1))
     return resampling(kinds, weights, count, seed)
+
+
+def _means(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    return np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
 
 
 def _diagonal(products: xr.DataArray) -> xr.DataArray:
@@ -138,7 +144,7 @@ def _by_leaf(field: xr.DataArray, sums: xr.Dataset) -> np.ndarray:
 
 def resamples(statistic: Statistic, point: xr.Dataset) -> int:
     """As many as there is room for, up to a thousand; fewer where each costs eigenvectors."""
-    most = COSTLY_RESAMPLES if "products" in statistic.needs else RESAMPLES
+    most = COSTLY_RESAMPLES if {"products", "histogram"} & {*statistic.needs} else RESAMPLES
     room = REPLICATE_BYTES // max(1, point.nbytes)
     return max(min(most, FEW_RESAMPLES), min(most, room))
 
@@ -153,7 +159,7 @@ def _ends(statistic: Statistic, point: xr.Dataset, apart: xr.Dataset, drawn: Res
     """Of one group, whose own leaves say how much there is of it."""
     replicates = replicated(statistic, apart, drawn.weights)
     own = replace(drawn, leaves=_filled(apart))
-    found = {}
+    found: dict[str, Any] = {}
     for name in uncertain(statistic, point):
         values = replicates[name].transpose("resample", *point[name].dims)
         low, high = interval(point[name].values, values.values, own, level)
@@ -173,17 +179,24 @@ def uncertain(statistic: Statistic, point: xr.Dataset) -> list[str]:
 
 def replicated(statistic: Statistic, apart: xr.Dataset, weights: np.ndarray) -> xr.Dataset:
     """The statistic of every resample, in batches: with a dimension `resample`."""
-    size = max(field.nbytes // max(1, apart.sizes[LEAF]) for field in apart.data_vars.values())
-    batch = max(1, BATCH_BYTES // max(1, 8 * len(apart.data_vars) * size))
+    size = sum(field.nbytes // max(1, field.sizes.get(LEAF, 1)) for field in apart.data_vars.values())
+    batch = max(1, BATCH_BYTES // max(1, 2 * size))
     found = []
     for start in range(0, len(weights), batch):
-        chosen = xr.DataArray(weights[start : start + batch].astype(float), dims=("resample", LEAF))
-        sums = {
-            name: xr.dot(chosen, field, dim=LEAF) if LEAF in field.dims else field
-            for name, field in apart.data_vars.items()
-        }
+        with one_thread():
+            sums = {name: _weighted(field, weights[start : start + batch]) for name, field in apart.data_vars.items()}
         found.append(statistic.finish(apart.drop_vars(apart.data_vars).drop_dims(LEAF).assign(sums)))
     return xr.concat(found, "resample", data_vars="all", coords="minimal", compat="override")
+
+
+def _weighted(field: xr.DataArray, weights: np.ndarray) -> xr.DataArray:
+    """Sums of resamples; histograms, which are many and of whole numbers, in float32."""
+    if LEAF not in field.dims:
+        return field
+    kind = np.float32 if "bin" in field.dims else np.float64
+    apart = field.transpose(LEAF, ...)
+    found = np.tensordot(weights.astype(kind), apart.values.astype(kind, copy=False), axes=1)
+    return xr.DataArray(found, dims=("resample", *apart.dims[1:]))
 
 
 def _together(ends: list[xr.Dataset], sums: xr.Dataset) -> xr.Dataset:

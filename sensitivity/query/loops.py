@@ -163,3 +163,21 @@ def add_shifted(counts, into, shifts):
             rank = place - side
             moved = max(rank - shift, 0) if rank > 0 else min(rank + shift, 0)
             into[cell, side + moved] += counts[cell, place]
+
+
+@_compiled
+def find_quantiles(counts, shares, places):
+    """The bin `(row, share)` that holds the entry of each rank; counts: `(row, bin)`; shares: rising; −1: of none."""
+    rows, bins = counts.shape
+    for row in range(rows):
+        total = np.float64(0.0)
+        for place in range(bins):
+            total += counts[row, place]
+        running, place = np.float64(0.0), -1
+        for share in range(len(shares)):
+            # A share times a count may be rounded above the whole number that it is.
+            rank = max(np.ceil(shares[share] * total * (1 - 1e-12)), 1.0)
+            while running < rank and place < bins - 1:
+                place += 1
+                running += counts[row, place]
+            places[row, share] = place if total > 0 else -1

@@ -42,7 +42,13 @@ def _chosen(dataset: xr.Dataset, dim: str, wanted: list[Any]) -> xr.Dataset:
             allowed=", ".join(map(str, known[:50])) + (", …" if len(known) > 50 else ""),
             remedy=f"name one {dim} of these or more",
         )
-    return dataset.isel({dim: sorted({known.index(label) for label in wanted})})
+    return dataset.isel({dim: _sliced(sorted({known.index(label) for label in wanted}))})
+
+
+def _sliced(places: list[int]) -> slice | list[int]:
+    """Neighbours as a slice, which copies nothing."""
+    together = places == list(range(places[0], places[-1] + 1))
+    return slice(places[0], places[-1] + 1) if together else places
 
 
 def _numbers(dataset: xr.Dataset, dim: str, wanted: Any) -> list[int]:

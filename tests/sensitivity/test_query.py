@@ -6,7 +6,7 @@ import dask
 import numpy as np
 import pytest
 import xarray as xr
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.prepare import prepare
@@ -48,6 +48,7 @@ def cuts(total: int):
     )
 
 
+@settings(deadline=None)
 @given(cuts(23))
 def test_any_split_gives_numpys_answer(chunks):
     values = random_jacobian()

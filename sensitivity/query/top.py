@@ -1,0 +1,233 @@
+"""The windows with the largest derivatives, no two of them of the same event."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import dask
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from ..errors import Refused
+from ..site_index import SiteIndex
+from .picking import Candidates, Rule, merged, picked, thinned
+from .selection import select
+
+SCORES = ("max", "sum")
+DERIVATIVE = ("output_step", "output", "lag", "feature")
+TILE_BYTES = 1 << 20  # of float64: stays in a processor's cache
+MERGED = 8  # parts at a time
+
+
+def top(
+    dataset: xr.Dataset,
+    count: int = 10,
+    *,
+    by: str = "max",
+    separation: int | str | timedelta | np.timedelta64 | None = None,
+    features: str | Sequence[str] | None = None,
+    lags: int | str | Sequence[int] | None = None,
+    outputs: str | Sequence[str] | None = None,
+    output_steps: int | str | Sequence[int] | None = None,
+    scaled: bool = False,
+) -> xr.Dataset:
+    """The `count` windows with the highest score, at least a separation apart: the highest, then the highest among
+    those far enough from it, and so on; of equal scores the window that stands first in the dataset.
+
+    Not lazy: how many there are depends on the data. It reads the selected part of `jacobian` once, block by block,
+    then the picked windows again, and returns them in memory. Between blocks it keeps the windows that may still be
+    picked, those of at most 3 × count stretches one separation long.
+
+    by: a window's score is the largest |J| of its selection ("max") or the sum of them all ("sum"). A window with a
+        value in the selection that is not finite (not committed, skipped) is never picked.
+    separation: of two picks of a site, in windows (int), or in time ("3D", a timedelta) where times are dates. None: as
+        many windows as there are lags. 0 or 1: any two windows.
+    features, lags, outputs, output_steps: only these, as for `select`. None: all.
+    scaled: each |J| × its feature's `input_std`, comparable between features; scores are then in units of the output,
+        else of the output per unit of the feature.
+
+    Returns, with `rank` 1, 2, … (fewer than count where no more were found):
+
+    - `score` `(rank)`, float64, and `peak` `(rank)`, the J that is largest by size (× `input_std` where scaled) and has
+      the labels `at_output_step`, `at_output`, `at_lag`, `at_feature` `(rank)`
+    - `jacobian` `(rank, output_step, output, lag, feature)`, `prediction` `(rank, output_step, output)` and `input`
+      `(rank, lag, feature)`, the selection of what the dataset has of them, each in its own dtype and units
+    - `time` and, of a panel, `site` `(rank)`: the window's
+
+    Raises `Refused` (a ValueError) for what the dataset does not have, and for an impossible count or separation.
+    """
+    _check(count, by)
+    rule, times = _rule(dataset, count, separation)
+    chosen = select(dataset, lags, features, outputs, output_steps)
+    weights = _weights(chosen) if scaled else None
+    picks = picked(_candidates(chosen, by, weights, times, rule), rule)
+    return _described(chosen, picks, weights)
+
+
+def _check(count: int, by: str) -> None:
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+        raise Refused(
+            "count", given=repr(count), allowed="a whole number from 1", remedy="say how many windows to find"
+        )
+    if by not in SCORES:
+        raise Refused("by", given=repr(by), allowed=", ".join(SCORES), remedy="score windows by one of these")
+
+
+def _rule(dataset: xr.Dataset, count: int, separation: Any) -> tuple[Rule, np.ndarray | None]:
+    """The rule, and the places that it holds for: times as int64 `(time)`, or None where it counts windows."""
+    wanted = dataset.sizes["lag"] if separation is None else separation
+    if isinstance(wanted, str | timedelta | np.timedelta64):
+        ticks, times = _ticks(dataset["time"], wanted), dataset["time"].values.view(np.int64)
+        return (Rule(int(count), ticks), times) if ticks else (Rule(int(count), 1), None)
+    if isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or wanted < 0:
+        raise _refused_separation(wanted)
+    return Rule(int(count), max(1, min(int(wanted), dataset.sizes["time"]))), None
+
+
+def _ticks(time: xr.DataArray, separation: Any) -> int:
+    """A separation in time's own unit, rounded up."""
+    if time.dtype.kind != "M":
+        raise _refused_separation(
+            separation, f"a whole number of windows from 0: times here are {time.dtype}, no dates"
+        )
+    unit = pd.Timedelta(f"1{np.datetime_data(time.dtype)[0]}").as_unit("ns").value
+    try:
+        if isinstance(separation, str) and separation.strip().isdecimal():
+            raise ValueError("a number without a unit")
+        wanted = pd.Timedelta(separation).as_unit("ns")
+        if not wanted >= pd.Timedelta(0):  # NaT compares as False
+            raise ValueError("a separation is not negative")
+    except (ValueError, OverflowError) as error:
+        raise _refused_separation(separation) from error
+    return -(-wanted.value // unit)
+
+
+def _refused_separation(
+    given: Any, allowed: str = 'windows, 0 or more; or a time up to 292 years such as "3D"'
+) -> Refused:
+    remedy = "say how far apart two events of a site are at least, or leave it out: as many windows as there are lags"
+    return Refused("separation", given=repr(given), allowed=allowed, remedy=remedy)
+
+
+def _weights(dataset: xr.Dataset) -> xr.DataArray:
+    """float64 `(feature)`, in units of the features."""
+    if "input_std" in dataset.coords:
+        return dataset["input_std"].reset_coords(drop=True).astype(np.float64).compute()
+    raise Refused(
+        "scaled",
+        given="True",
+        allowed="False: the dataset has no input_std",
+        remedy="open the run with sensitivity.open_run, or give each feature's standard deviation as input_std",
+    )
+
+
+def _candidates(
+    dataset: xr.Dataset, by: str, weights: xr.DataArray | None, times: np.ndarray | None, rule: Rule
+) -> Candidates:
+    """What may be picked of all windows: each block is thinned by itself, then several together, and so on."""
+    scores = _scores(dataset, by, weights).data
+    borders = np.cumsum([0, *scores.chunks[0]]).tolist()
+    numbers, edges = _sites(dataset)
+    parts = []
+    for block, start, stop in zip(scores.to_delayed(), borders, borders[1:], strict=False):
+        runs = np.diff(np.clip(edges, start, stop))
+        own = None if times is None else times[start:stop]
+        parts.append(dask.delayed(_of_block)(block, start, numbers[runs > 0], runs[runs > 0], own, rule))
+    while len(parts) > 1:
+        parts = [dask.delayed(merged)(parts[i : i + MERGED], rule) for i in range(0, len(parts), MERGED)]
+    return dask.compute(parts[0])[0]
+
+
+def _scores(dataset: xr.Dataset, by: str, weights: xr.DataArray | None) -> xr.Variable:
+    """Lazy float64 `(time)`, NaN or infinite where a value is: cut along time as `jacobian` is."""
+    jacobian = dataset["jacobian"].variable.chunk({"output": -1, "lag": -1, "feature": -1})
+    by_step = xr.apply_ufunc(
+        _reduced,
+        jacobian.transpose("time", *DERIVATIVE),
+        input_core_dims=[DERIVATIVE[1:]],
+        kwargs={"by": by, "weights": None if weights is None else weights.values},
+        dask="parallelized",
+        output_dtypes=[np.float64],
+    )
+    # First within steps, then over them: a sum is rounded alike however steps are cut into blocks.
+    return xr.apply_ufunc(
+        getattr(np, by),
+        by_step.chunk({"output_step": -1}),
+        input_core_dims=[["output_step"]],
+        kwargs={"axis": -1},
+        dask="parallelized",
+        output_dtypes=[np.float64],
+    )
+
+
+def _reduced(block: np.ndarray, by: str, weights: np.ndarray | None) -> np.ndarray:
+    """`(time, output_step, output, lag, feature)` → float64 `(time, output_step)`, a few windows at a time."""
+    found = np.empty(block.shape[:2])
+    windows = max(1, TILE_BYTES // (8 * math.prod(block.shape[1:])))
+    for start in range(0, len(block), windows):
+        tile = np.abs(block[start : start + windows], dtype=np.float64, order="C")
+        if weights is not None:
+            with np.errstate(invalid="ignore"):  # an infinite J of a constant feature
+                tile *= weights
+        rows = tile.reshape(*tile.shape[:2], math.prod(tile.shape[2:]))
+        found[start : start + windows] = getattr(rows, by)(axis=-1)
+    return found
+
+
+def _sites(dataset: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Runs of windows of one site: its number `(run)` and the runs' borders `(run + 1)`; one run without sites."""
+    if not _has_sites(dataset):
+        return np.zeros(1, np.int64), np.array([0, dataset.sizes["time"]])
+    index = dataset.xindexes.get("site")
+    if not isinstance(index, SiteIndex):
+        index = SiteIndex.from_variables({"site": dataset["site"].variable}, options={})
+    names, borders = index.parts
+    known: dict[str, int] = {}
+    return np.array([known.setdefault(name, len(known)) for name in names.tolist()], np.int64), borders
+
+
+def _has_sites(dataset: xr.Dataset) -> bool:
+    return "site" in dataset.coords and dataset["site"].dims == ("time",)
+
+
+def _of_block(
+    scores: np.ndarray, start: int, numbers: np.ndarray, runs: np.ndarray, times: np.ndarray | None, rule: Rule
+) -> Candidates:
+    """What may be picked of a block, `scores` `(time)`, that begins at window `start` with `runs` windows of a site."""
+    windows = np.arange(start, start + len(scores))
+    every = Candidates(windows, scores, np.repeat(numbers, runs), windows if times is None else times)
+    return thinned(every.at(np.flatnonzero(np.isfinite(scores))), rule)
+
+
+def _described(dataset: xr.Dataset, picks: Candidates, weights: xr.DataArray | None) -> xr.Dataset:
+    """The picked windows as a dataset along `rank`."""
+    names = [name for name in ("jacobian", "prediction", "input") if name in dataset]
+    read = dask.compute(*(_windows(dataset[name].variable, picks.window) for name in names))
+    along = [name for name in ("time", "site") if name == "time" or _has_sites(dataset)]
+    ranked: dict[str, Any] = {name: ("rank", dataset[name].values[picks.window]) for name in along}
+    ranked["rank"] = np.arange(1, len(picks) + 1)
+    fixed = {str(name): coord for name, coord in dataset.coords.items() if set(coord.dims) < set(DERIVATIVE)}
+    found = xr.Dataset(dict(zip(names, read, strict=True)), coords=ranked | fixed)
+    return _with_peaks(found.assign(score=("rank", picks.score)), weights).load()
+
+
+def _windows(variable: xr.Variable, windows: np.ndarray) -> xr.Variable:
+    """Some windows of a lazy variable, along `rank`: each a slice, so that no more than its own chunk is read."""
+    spans = [slice(window, window + 1) for window in windows.tolist()] or [slice(0, 0)]
+    found = xr.Variable.concat([variable.isel(time=span) for span in spans], "time")
+    return xr.Variable(["rank" if dim == "time" else dim for dim in found.dims], found.data, found.attrs)
+
+
+def _with_peaks(found: xr.Dataset, weights: xr.DataArray | None) -> xr.Dataset:
+    """`peak` and its labels added."""
+    jacobian = found["jacobian"].transpose("rank", *DERIVATIVE)
+    sizes = abs(jacobian) if weights is None else abs(jacobian) * weights
+    flat = sizes.values.reshape(len(sizes), math.prod(sizes.shape[1:]))
+    at = dict(zip(DERIVATIVE, np.unravel_index(flat.argmax(axis=1), sizes.shape[1:]), strict=True))
+    peak = jacobian.isel({dim: xr.Variable("rank", places) for dim, places in at.items()})
+    labels = {f"at_{dim}": ("rank", jacobian[dim].values[places]) for dim, places in at.items()}
+    return found.assign(peak=peak.variable).assign_coords(labels)
