@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from .ask import FACTORIES, ask, asking, statistic
+from .compare import compare, difference
 from .inputs import with_inputs
 from .opening import of_site, of_sites, open_run
 from .rows import rows
 from .selection import select
 from .top import top
+from .trend import trend
 
 importance = asking("importance")
 lag_profile = asking("lag-profile")
@@ -30,7 +32,9 @@ __all__ = [
     "FACTORIES",
     "active_subspace",
     "ask",
+    "compare",
     "dgsm",
+    "difference",
     "effective_memory",
     "elasticity",
     "gradient_input",
@@ -52,5 +56,6 @@ __all__ = [
     "std",
     "summary",
     "top",
+    "trend",
     "with_inputs",
 ]

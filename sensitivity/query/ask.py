@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import dask
-import dask.array as da
-import numpy as np
 import xarray as xr
 
 from ..errors import Refused
 from ..job import parse_bytes
 from . import screening, statistics, subspace
-from .conditions import By, Grouping, groupings, holding
-from .intervals import FACTS, LEAF, LEAVES, Sure, answered, leaves, shaped
-from .passes import Pass, as_dataset, canonical, combined, labels_of
+from .conditions import By
+from .intervals import Sure
+from .question import question
 from .selection import select
 from .statistics import Statistic
-from .sums import INPUTS, Part
 
 FACTORIES: dict[str, Callable[..., Statistic]] = {
     "importance": statistics.importance,
@@ -49,51 +44,6 @@ def statistic(name: str, **options: Any) -> Statistic:
     if made is None:
         raise Refused("statistic", given=name, allowed=", ".join(FACTORIES), remedy="ask for one of these")
     return made(**options)
-
-
-@dataclass(frozen=True)
-class Question:
-    """Statistics of a dataset's windows, by groups. The dataset is `canonical`; codes are those of `combined`."""
-
-    dataset: xr.Dataset
-    statistics: tuple[Statistic, ...]
-    groupings: tuple[Grouping, ...]
-    codes: da.Array
-    sure: Sure | None = None
-
-    @property
-    def reading(self) -> Pass:
-        groups = int(np.prod([len(grouping.labels) for grouping in self.groupings]))
-        needs = tuple(dict.fromkeys(need for one in self.statistics for need in one.needs))
-        return Pass(self.dataset, self.codes, groups, needs)
-
-    @property
-    def answers(self) -> Answers:
-        return Answers(self.statistics, labels_of(self.dataset, self.groupings), self.sure)
-
-    @property
-    def shapes(self) -> list[xr.Dataset]:
-        """Of the answers: what those of no windows look like."""
-        apart = tuple(grouping for grouping in self.groupings if grouping.name != LEAF)
-        empty = Answers(self.statistics, labels_of(self.dataset, apart))(self.reading.nothing())
-        if self.sure is None:
-            return empty
-        return [shaped(one, shape, self.sure) for one, shape in zip(self.statistics, empty, strict=True)]
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Statistics made of the sums of all windows, one dataset each, in memory."""
-
-    statistics: tuple[Statistic, ...]
-    labels: xr.Dataset
-    sure: Sure | None = None
-
-    def __call__(self, parts: Sequence[Part]) -> list[xr.Dataset]:
-        sums = as_dataset(parts, self.labels)
-        if self.sure is None:
-            return [one.finish(sums) for one in self.statistics]
-        return [answered(one, sums[list(one.needs)], self.sure) for one in self.statistics]
 
 
 def ask(
@@ -129,55 +79,14 @@ def ask(
     room = memory if isinstance(memory, int) else parse_bytes(memory)
     part = select(dataset, lags, features, outputs, output_steps)
     asked = question(part, chosen, by, where, None if ci is None else Sure(ci, seed), room)
-    found = _lazy(asked, asked.reading.sums())
-    return {one.name: answer.assign_attrs(_facts(dataset)) for one, answer in zip(chosen, found, strict=True)}
+    found = asked.lazily()
+    return {one.name: answer.assign_attrs(facts(dataset)) for one, answer in zip(chosen, found, strict=True)}
 
 
-def question(
-    dataset: xr.Dataset, chosen: tuple[Statistic, ...], by: By, where: str | None, sure: Sure | None, memory: int
-) -> Question:
-    """The question, with the finest leaves that there is room for. Raises `Refused` where there is room for none."""
-    inputs = any({*INPUTS} & {*one.needs} for one in chosen)
-    whole = canonical(dataset, inputs=inputs)
-    groups = tuple(groupings(whole, by))
-    holds = None if where is None else holding(whole, where)
-    like = whole["jacobian"].data
-    if sure is None:
-        found = Question(whole, chosen, groups, combined(groups, holds, like))
-        found.reading.require_room(memory)
-        return found
-    for count in LEAVES:
-        apart = (*groups, leaves(whole, count))
-        found = Question(whole, chosen, apart, combined(apart, holds, like), sure)
-        if found.reading.held_bytes(count) <= memory:
-            return found
-    found.reading.require_room(memory, count)
-    return found
-
-
-def _facts(dataset: xr.Dataset) -> dict[str, Any]:
+def facts(dataset: xr.Dataset) -> dict[str, Any]:
     committed = dataset["committed"] if "committed" in dataset.coords else dataset["time"].notnull()
     facts = {"windows": dataset.sizes["time"], "committed": int(committed.sum())}
     return facts | ({"run": dataset.attrs["run"]} if "run" in dataset.attrs else {})
-
-
-def _lazy(asked: Question, parts: Sequence[Any]) -> list[xr.Dataset]:
-    """The answers that there will be, shaped like those of no windows."""
-    answers = dask.delayed(asked.answers, pure=False)(list(parts))
-    return [_shaped(shape, answers[i]) for i, shape in enumerate(asked.shapes)]
-
-
-def _shaped(shape: xr.Dataset, answer: Any) -> xr.Dataset:
-    later: dict[Any, Any] = {}
-    for name in (*shape.data_vars, *(name for name in FACTS if name in shape.coords)):
-        values = dask.delayed(_values)(answer, name)
-        known = shape[name]
-        later[name] = (known.dims, da.from_delayed(values, known.shape, known.dtype), known.attrs)
-    return shape.assign(later)
-
-
-def _values(answer: xr.Dataset, name: str) -> np.ndarray:
-    return answer[name].values
 
 
 def asking(name: str) -> Callable[..., xr.Dataset]:

@@ -17,7 +17,7 @@ from ..site_index import SiteIndex
 from .expressions import Expression
 from .histogram import quantile
 from .inputs import features_of, newest, time_blocks
-from .sums import merged, sums_of
+from .sums import CELL, merged, sums_of
 
 SEASONS = ("DJF", "MAM", "JJA", "SON")
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -30,7 +30,6 @@ CALENDAR: dict[str, Callable[[pd.DatetimeIndex], np.ndarray]] = {
 }
 _ORDERED = {"season": SEASONS, "weekday": WEEKDAYS}
 EXACT = 1 << 24  # values whose quantiles are told from all of them; of more, from a histogram
-By = str | Sequence[str] | Mapping[str, Sequence[float] | int | None] | None
 
 
 @dataclass(frozen=True)
@@ -42,21 +41,32 @@ class Grouping:
     codes: da.Array
 
 
+By = str | Grouping | Sequence[str | Grouping] | Mapping[str, Sequence[float] | int | None] | None
+
+
 def groupings(dataset: xr.Dataset, by: By) -> list[Grouping]:
     """The groups that `by` asks for, one list for each of its names.
 
     A name of `names_of`: each value is a group; "name:4": four quantile bins of its values; "name:0,1.5,3": bins with
-    these edges (each bin holds its upper edge). As a mapping: name → None, number of bins, or edges.
+    these edges (each bin holds its upper edge). As a mapping: name → None, number of bins, or edges. A `Grouping` is
+    taken as it is.
     """
-    return [_grouping(dataset, name, bins) for name, bins in _asked(by)]
+    found = [one if isinstance(one, Grouping) else _grouping(dataset, *one) for one in listed(by)]
+    names = [one.name for one in found]
+    taken = [name for name in names if name in ("time", *CELL) or names.count(name) > 1]
+    if taken:
+        raise Refused("by", given=taken[0], allowed="each name once, and none of the Jacobian's", remedy="leave it out")
+    return found
 
 
-def _asked(by: By) -> list[tuple[str, Any]]:
+def listed(by: By) -> list[Any]:
+    """What `by` asks for one by one: groupings, and names with their bins."""
     if by is None:
         return []
     if isinstance(by, Mapping):
         return [(name, bins) for name, bins in by.items()]
-    return [_parsed(text) for text in ([by] if isinstance(by, str) else by)]
+    several = [by] if isinstance(by, (str, Grouping)) else by
+    return [_parsed(one) if isinstance(one, str) else one for one in several]
 
 
 def _parsed(text: str) -> tuple[str, Any]:

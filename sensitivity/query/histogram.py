@@ -72,7 +72,7 @@ def shifted(counts: np.ndarray, tops: np.ndarray, into: np.ndarray) -> np.ndarra
 
 
 def quantile(counts: np.ndarray, tops: np.ndarray, at: np.ndarray, dtype: DTypeLike) -> np.ndarray:
-    """Quantiles `(…, at)` of histograms `(…, bin)`, for rising shares: the middle of the bin that has the entry of a rank.
+    """Quantiles `(…, at)` of histograms `(…, bin)`, for rising shares: the middle of the bin that a rank is in.
 
     The rank is that of NumPy's "inverted_cdf"; a value is off by `ERROR` of itself at most, or by 2⁻²³ of the largest
     entry. NaN where nothing was counted.

@@ -11,7 +11,6 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import dask.array as da
 import numpy as np
 import xarray as xr
 
@@ -20,7 +19,7 @@ from . import histogram
 from .blas import one_thread
 from .bootstrap import Resampling, interval, resampling
 from .conditions import Grouping
-from .inputs import time_blocks
+from .periods import Span, stretches
 from .statistics import Statistic
 
 LEAF = "leaf"
@@ -37,27 +36,9 @@ _KINDS = (
 )
 
 
-def leaves(dataset: xr.Dataset, count: int) -> Grouping:
-    """Up to `count` equal stretches of time, from the first window's to the last one's."""
-    return Grouping(LEAF, np.arange(stretches(dataset, count)), stretch_codes(dataset, count))
-
-
-def stretches(dataset: xr.Dataset, count: int) -> int:
-    return max(1, min(count, dataset.sizes["time"]))
-
-
-def stretch_codes(dataset: xr.Dataset, count: int) -> da.Array:
-    """Which of so many equal stretches of time each window is in: int64 `(time)`, lazy."""
-    times = _as_numbers(dataset["time"].values)
-    first, last = (times.min(), times.max()) if len(times) else (0.0, 0.0)
-    width = (last - first) / stretches(dataset, count) or 1.0
-    codes = np.minimum((times - first) // width, stretches(dataset, count) - 1).astype(np.int64)
-    return da.from_array(codes, chunks=(time_blocks(dataset),))
-
-
-def _as_numbers(times: np.ndarray) -> np.ndarray:
-    whole = times.astype("datetime64[us]").astype(np.int64) if times.dtype.kind == "M" else times
-    return whole.astype(float)
+def leaves(dataset: xr.Dataset, count: int, span: Span | None = None) -> Grouping:
+    """`count` equal stretches of a span of time, by default the dataset's; as many as windows, if these are fewer."""
+    return stretches(dataset, min(count, max(1, dataset.sizes["time"])) if span is None else count, LEAF, span)
 
 
 @dataclass(frozen=True)
@@ -78,9 +59,10 @@ def answered(statistic: Statistic, sums: xr.Dataset, sure: Sure) -> xr.Dataset:
     point = statistic.finish(whole)
     if not uncertain(statistic, point):
         return point
+    names = [name for name in sums.attrs["groupings"] if name in point.dims]  # some a statistic takes apart itself
     drawn = drawn_from(apart, sure.seed, resamples(statistic, point))
-    ends = [_ends(statistic, point.sel(group), apart.sel(group), drawn, sure.level) for group in _groups(apart)]
-    return _with_ends(point, _together(ends, apart), drawn)
+    ends = [_ends(statistic, point.sel(group), apart.sel(group), drawn, sure.level) for group in _groups(apart, names)]
+    return _with_ends(point, _together(ends, apart, names), drawn)
 
 
 def over_leaves(sums: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset]:
@@ -149,8 +131,7 @@ def resamples(statistic: Statistic, point: xr.Dataset) -> int:
     return max(min(most, FEW_RESAMPLES), min(most, room))
 
 
-def _groups(sums: xr.Dataset) -> Iterator[dict[str, object]]:
-    names = [name for name in sums.attrs["groupings"] if name != LEAF]
+def _groups(sums: xr.Dataset, names: list[str]) -> Iterator[dict[str, object]]:
     for place in np.ndindex(*(sums.sizes[name] for name in names)):
         yield {name: sums[name].values[i] for name, i in zip(names, place, strict=True)}
 
@@ -174,7 +155,9 @@ def _filled(apart: xr.Dataset) -> int:
 
 
 def uncertain(statistic: Statistic, point: xr.Dataset) -> list[str]:
-    return [str(name) for name in point.data_vars if name not in statistic.sure]
+    """The variables that get an interval."""
+    names = [str(name) for name in point.data_vars if name not in statistic.sure]
+    return [name for name in names if name.endswith(statistic.ending)]
 
 
 def replicated(statistic: Statistic, apart: xr.Dataset, weights: np.ndarray) -> xr.Dataset:
@@ -199,9 +182,8 @@ def _weighted(field: xr.DataArray, weights: np.ndarray) -> xr.DataArray:
     return xr.DataArray(found, dims=("resample", *apart.dims[1:]))
 
 
-def _together(ends: list[xr.Dataset], sums: xr.Dataset) -> xr.Dataset:
+def _together(ends: list[xr.Dataset], sums: xr.Dataset, names: list[str]) -> xr.Dataset:
     """Ends of all groups, which vary as in `_groups`, with the groups' dimensions in front."""
-    names = [name for name in sums.attrs["groupings"] if name != LEAF]
     shape = tuple(sums.sizes[name] for name in names)
     found: dict[Hashable, Any] = {}
     for name in ends[0].data_vars:
@@ -228,7 +210,7 @@ def shaped(statistic: Statistic, shape: xr.Dataset, sure: Sure) -> xr.Dataset:
     arranged: dict[Hashable, Any] = {}
     for name, field in shape.data_vars.items():
         arranged[name] = field
-        if name not in statistic.sure:
+        if name in uncertain(statistic, shape):
             ends = xr.full_like(field, math.nan, dtype=float)
             arranged |= {f"{name}_low": ends, f"{name}_high": ends}
     note = {"ci": sure.level, "ci_method": METHOD}

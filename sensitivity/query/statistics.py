@@ -24,12 +24,15 @@ COMPONENTS = 10
 
 @dataclass(frozen=True)
 class Statistic:
-    """needs: names of sums. finish: makes its variables of them. sure: variables that sampling leaves as they are."""
+    """needs: names of sums. finish: makes its variables of them. sure: variables that sampling leaves as they are, or
+    of which it cannot say; ending: of the names of all others.
+    """
 
     name: str
     needs: tuple[str, ...]
     finish: Callable[[xr.Dataset], xr.Dataset]
     sure: tuple[str, ...] = ("count", "input_std", "min", "max")  # resamples never surpass an extreme
+    ending: str = ""
 
 
 def _over(total: xr.DataArray, count: xr.DataArray) -> xr.DataArray:

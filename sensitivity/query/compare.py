@@ -1,0 +1,173 @@
+"""Differences, and how sure they are: between two groups of a run's windows, and between two runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ..errors import Refused
+from ..job import parse_bytes
+from .ask import MEMORY, ask, facts, statistic
+from .conditions import By, groupings, listed
+from .intervals import LEAF, LEAVES, Sure, answered, shaped, uncertain
+from .passes import as_dataset
+from .periods import span_of
+from .question import Question, lazily, question
+from .selection import select
+from .statistics import Statistic
+from .sums import CELL, Part
+
+WHICH = "which"
+
+
+def difference(
+    dataset: xr.Dataset, of: str | Statistic, between: tuple[Any, Any], *, by: By, **conditions: Any
+) -> xr.Dataset:
+    """A statistic of one group of windows less that of another: lazy, in one pass.
+
+    between: two labels of the first grouping of `by`, such as ("JJA", "DJF") by "season". For each variable NAME of
+    the statistic: `NAME_a`, `NAME_b` and `NAME_difference` = a − b; `count_a`, `count_b`. With `ci`, `…_difference_low`
+    and `…_difference_high`: both groups are resampled together, so that what they share is not counted as doubt.
+    Further `conditions` are those of `ask`.
+    """
+    base = statistic(of) if isinstance(of, str) else of
+    first, *others = listed(by)
+    grouping = groupings(dataset, [first] if not isinstance(first, tuple) else dict([first]))[0]
+    labels = [str(label) for label in grouping.labels]
+    missing = [label for label in between if str(label) not in labels]
+    if missing or len(between) != 2 or str(between[0]) == str(between[1]):
+        raise Refused(
+            "between",
+            given=", ".join(map(str, missing or between)),
+            allowed=f"two of {', '.join(labels)}",
+            remedy=f"name two groups by {grouping.name}",
+        )
+    made = _less(base, grouping.name, (labels.index(str(between[0])), labels.index(str(between[1]))))
+    found = ask(dataset, [made], by=[grouping, *others], **conditions)[made.name]
+    return found.assign_attrs(of=base.name, a=str(between[0]), b=str(between[1]))
+
+
+def _less(base: Statistic, dim: str, places: tuple[int, int]) -> Statistic:
+    return Statistic(
+        "difference", base.needs, partial(_finish, base=base, dim=dim, places=places), ending="_difference"
+    )
+
+
+def _finish(sums: xr.Dataset, base: Statistic, dim: str, places: tuple[int, int]) -> xr.Dataset:
+    a, b = (base.finish(sums.isel({dim: place})).drop_vars(dim, errors="ignore") for place in places)
+    found: dict[str, Any] = {}
+    for name in map(str, a.data_vars):
+        found |= {f"{name}_a": a[name], f"{name}_b": b[name]}
+        if name in uncertain(base, a):
+            found[f"{name}_difference"] = a[name] - b[name]
+    return xr.Dataset(found, attrs=a.attrs)
+
+
+def compare(
+    a: xr.Dataset,
+    b: xr.Dataset,
+    of: str | Statistic = "importance",
+    *,
+    by: By = None,
+    where: str | None = None,
+    lags: Any = None,
+    features: Any = None,
+    outputs: Any = None,
+    output_steps: Any = None,
+    ci: float | None = None,
+    seed: int = 0,
+    memory: str | int = MEMORY,
+) -> xr.Dataset:
+    """A statistic of one run less that of another, such as of two models, or of one in two periods: lazy.
+
+    Variables as for `difference`, arguments as for `ask`. With `ci`, both runs are resampled by the same stretches of
+    time, so that what a time does to both is not counted as doubt. Raises `Refused` where the two have other lags,
+    features, outputs or output steps, count lags from something else, or one has dates and the other has none.
+    """
+    base = statistic(of) if isinstance(of, str) else of
+    parts = [select(one, lags, features, outputs, output_steps) for one in (a, b)]
+    _require_comparable(*parts)
+    room = (memory if isinstance(memory, int) else parse_bytes(memory)) // 2
+    sure = None if ci is None else Sure(ci, seed)
+    asked = _questions(parts, base, by, where, sure, room)
+    made = _less(base, WHICH, (0, 1))
+    answers = _Compared(made, [_labels(one) for one in asked], sure)
+    shape = _Compared(made, [_labels(one, apart=False) for one in asked])(
+        *(one.reading.nothing() for one in asked)
+    )
+    shapes = shape if sure is None else [shaped(made, shape[0], sure)]
+    found = lazily(answers, [one.reading.sums() for one in asked], shapes)[0]
+    sides = {f"{name}_{side}": value for side, one in (("a", a), ("b", b)) for name, value in facts(one).items()}
+    return found.assign_attrs(sides | {"of": base.name})
+
+
+def _questions(
+    parts: list[xr.Dataset], base: Statistic, by: By, where: str | None, sure: Sure | None, room: int
+) -> list[Question]:
+    """With the same leaves: the finest that both have room for."""
+    span = span_of(*parts)
+    asked = [question(one, (base,), by, where, sure, room, LEAVES[0], span) for one in parts]
+    if sure is not None:
+        finest = min(len(one.groupings[-1].labels) for one in asked)
+        asked = [question(one, (base,), by, where, sure, room, finest, span) for one in parts]
+    return asked
+
+
+def _labels(asked: Question, *, apart: bool = True) -> xr.Dataset:
+    kept = asked if apart else replace(asked, groupings=tuple(one for one in asked.groupings if one.name != LEAF))
+    return kept.answers.labels
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The difference made of the sums of two runs."""
+
+    statistic: Statistic
+    labels: list[xr.Dataset]
+    sure: Sure | None = None
+
+    def __call__(self, a: list[Part], b: list[Part]) -> list[xr.Dataset]:
+        sides = [as_dataset(parts, labels) for parts, labels in zip((a, b), self.labels, strict=True)]
+        empty = {
+            "least": np.inf,
+            "largest": -np.inf,
+            **dict.fromkeys(set(sides[0].data_vars) - {"least", "largest"}, 0),
+        }
+        if "input_std" in sides[0].coords:
+            sides = [side.reset_coords("input_std") for side in sides]
+        sums = xr.concat(sides, WHICH, join="outer", fill_value=empty, combine_attrs="override", data_vars="all")
+        if "input_std" in sums:
+            sums = sums.set_coords("input_std")
+        if self.sure is None:
+            return [self.statistic.finish(sums)]
+        return [answered(self.statistic, sums, self.sure)]
+
+
+def _require_comparable(a: xr.Dataset, b: xr.Dataset) -> None:
+    told = []
+    for dim in CELL:
+        first, second = (np.atleast_1d(one[dim].values).tolist() for one in (a, b))
+        if first != second:
+            told.append(f"{dim}: {_shown(first)} against {_shown(second)}")
+    meant = [one["lag"].attrs.get("long_name") for one in (a, b)]
+    if meant[0] != meant[1]:
+        told.append(f"lag: {meant[0]} against {meant[1]}")
+    kinds = ["dates" if one["time"].dtype.kind == "M" else "numbers" for one in (a, b)]
+    if kinds[0] != kinds[1]:
+        told.append(f"time: {kinds[0]} against {kinds[1]}")
+    if told:
+        raise Refused(
+            "compare",
+            given="runs that differ in\n" + "\n".join(told),
+            allowed="two runs of the same lags, features, outputs and output steps",
+            remedy="choose those that both have, with lags, features, outputs or output_steps",
+        )
+
+
+def _shown(labels: list[Any]) -> str:
+    shown = [str(label) for label in labels]
+    return ", ".join(shown if len(shown) <= 8 else [*shown[:3], "…", *shown[-3:]])

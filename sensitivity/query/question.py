@@ -1,0 +1,120 @@
+"""A question to a store, put together: what is read, for which groups, and what is made of the sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import xarray as xr
+
+from .conditions import By, Grouping, groupings, holding
+from .intervals import FACTS, LEAF, LEAVES, Span, Sure, answered, leaves, shaped
+from .passes import Pass, as_dataset, canonical, combined, labels_of
+from .statistics import Statistic
+from .sums import INPUTS, Part
+
+
+@dataclass(frozen=True)
+class Question:
+    """Statistics of a dataset's windows, by groups. The dataset is `canonical`; codes are those of `combined`."""
+
+    dataset: xr.Dataset
+    statistics: tuple[Statistic, ...]
+    groupings: tuple[Grouping, ...]
+    codes: da.Array
+    sure: Sure | None = None
+
+    @property
+    def reading(self) -> Pass:
+        groups = int(np.prod([len(grouping.labels) for grouping in self.groupings]))
+        needs = tuple(dict.fromkeys(need for one in self.statistics for need in one.needs))
+        return Pass(self.dataset, self.codes, groups, needs)
+
+    @property
+    def answers(self) -> Answers:
+        return Answers(self.statistics, labels_of(self.dataset, self.groupings), self.sure)
+
+    def lazily(self) -> list[xr.Dataset]:
+        """The answers, one dataset a statistic: lazy."""
+        return lazily(self.answers, [self.reading.sums()], self.shapes)
+
+    @property
+    def shapes(self) -> list[xr.Dataset]:
+        """Of the answers: what those of no windows look like."""
+        apart = tuple(grouping for grouping in self.groupings if grouping.name != LEAF)
+        empty = Answers(self.statistics, labels_of(self.dataset, apart))(self.reading.nothing())
+        if self.sure is None:
+            return empty
+        return [shaped(one, shape, self.sure) for one, shape in zip(self.statistics, empty, strict=True)]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Statistics made of the sums of all windows, one dataset each, in memory."""
+
+    statistics: tuple[Statistic, ...]
+    labels: xr.Dataset
+    sure: Sure | None = None
+
+    def __call__(self, parts: Sequence[Part]) -> list[xr.Dataset]:
+        sums = as_dataset(parts, self.labels)
+        if self.sure is None:
+            return [one.finish(sums) for one in self.statistics]
+        return [answered(one, sums[list(one.needs)], self.sure) for one in self.statistics]
+
+
+def question(
+    dataset: xr.Dataset,
+    chosen: tuple[Statistic, ...],
+    by: By,
+    where: str | None,
+    sure: Sure | None,
+    memory: int,
+    finest: int = LEAVES[0],
+    span: Span | None = None,
+) -> Question:
+    """The question, with the finest leaves that there is room for, `finest` at most, over a `span` of time.
+
+    Raises `Refused` where there is room for none.
+    """
+    inputs = any({*INPUTS} & {*one.needs} for one in chosen)
+    whole = canonical(dataset, inputs=inputs)
+    groups = tuple(groupings(whole, by))
+    holds = None if where is None else holding(whole, where)
+    like = whole["jacobian"].data
+    if sure is None:
+        found = Question(whole, chosen, groups, combined(groups, holds, like))
+        found.reading.require_room(memory)
+        return found
+    for count in (count for count in LEAVES if count <= finest):
+        apart = (*groups, leaves(whole, count, span))
+        found = Question(whole, chosen, apart, combined(apart, holds, like), sure)
+        if found.reading.held_bytes(count) <= memory:
+            return found
+    found.reading.require_room(memory, count)
+    return found
+
+
+def lazily(
+    answers: Callable[..., list[xr.Dataset]], parts: Sequence[list[Any]], shapes: Sequence[xr.Dataset]
+) -> list[xr.Dataset]:
+    """What `answers(*parts)` will give, for delayed parts: lazy, shaped like `shapes`."""
+    found = dask.delayed(answers, pure=False)(*parts)
+    return [_shaped(shape, found[i]) for i, shape in enumerate(shapes)]
+
+
+def _shaped(shape: xr.Dataset, answer: Any) -> xr.Dataset:
+    later: dict[Any, Any] = {}
+    for name in (*shape.data_vars, *(name for name in FACTS if name in shape.coords)):
+        values = dask.delayed(_values)(answer, name)
+        known = shape[name]
+        later[name] = (known.dims, da.from_delayed(values, known.shape, known.dtype), known.attrs)
+    return shape.assign(later)
+
+
+def _values(answer: xr.Dataset, name: str) -> np.ndarray:
+    return answer[name].values
