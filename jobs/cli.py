@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
-import shlex
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +10,16 @@ import click
 
 from sensitivity import __version__
 
+from .commands import errors_explained, together
+from .questions import RUN, compare, damage_refused, query, top
 from .stopping import GRACE_SECONDS
 
-FAILED, INVALID = 1, 2
-TRACEBACKS = "SENSITIVITY_TRACEBACKS"
-FORMATS = click.Choice(["table", "csv", "json"])
-RUN = click.argument("run")
 JOB = click.argument("job", type=click.Path(path_type=Path))
 
 TRUST = click.option("--trust-model", is_flag=True, help="Let Python code run that is stored in the model's file.")
 
 
-def errors_explained(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What a user asked in vain is said on stderr in one screen, with exit status 2; never a traceback."""
-
-    @functools.wraps(command)
-    def explained(*args: Any, **kwargs: Any) -> Any:
-        from sensitivity.errors import Refused
-
-        try:
-            return command(*args, **kwargs)
-        except Refused as refusal:
-            click.echo(f"sensitivity: {refusal}", err=True)
-            sys.exit(INVALID)
-        except Exception as error:
-            if os.environ.get(TRACEBACKS):
-                raise
-            reason = str(error).strip() or "no message"
-            click.echo(f"sensitivity: {type(error).__name__}: {reason[:1000]}", err=True)
-            click.echo(f"Nothing committed is lost. {TRACEBACKS}=1 shows where it happened.", err=True)
-            sys.exit(FAILED)
-
-    return explained
-
-
-def _together(*options: Callable[..., Any]) -> Callable[..., Any]:
-    """Several options as one, in the order that help shows them."""
-    return lambda command: functools.reduce(lambda made, option: option(made), reversed(options), command)
-
-
-work_options = _together(
+work_options = together(
     click.option("--retry-failed", is_flag=True, help="Try shards again that were given up."),
     TRUST,
     click.option(
@@ -74,13 +39,13 @@ work_options = _together(
         help="Time that shards in hand have to finish after SIGTERM.",
     ),
 )
-run_options = _together(
+run_options = together(
     click.option("--address", metavar="A", help="An existing Ray cluster, such as auto or 10.0.0.5:6379."),
     click.option("--serial", is_flag=True, help="One worker in this process, without Ray."),
     click.option("--log-shards", is_flag=True, help="A line of JSON a shard on stderr, in place of progress."),
     work_options,
 )
-submit_options = _together(
+submit_options = together(
     click.option("--address", metavar="URL", required=True, help="The head's dashboard, such as http://head:8265."),
     click.option("--wait", is_flag=True, help="Show what the job says, and end as it does. Ctrl-C leaves it running."),
     click.option(
@@ -222,29 +187,8 @@ def verify(run: str, repair: bool) -> None:
     sys.exit(verify_run(Run.open(run, to_mend=True), repair=repair))
 
 
-@main.command()
-@RUN
-@click.argument("statistic", type=click.Choice(["importance", "lag-profile"]))
-@click.option("--format", "form", type=FORMATS, default="table", show_default=True)
-@click.option("--site", "sites", multiple=True, metavar="NAME", help="Of this site by itself. May be repeated.")
-@errors_explained
-def query(run: str, statistic: str, form: str, sites: tuple[str, ...]) -> None:
-    """A STATISTIC of RUN, in one pass over its store."""
-    import sensitivity.query as queries
-
-    from .tables import render
-
-    with _damage_refused(run):
-        dataset = queries.open_run(run)
-    committed = int(dataset["committed"].sum())
-    if committed < dataset.sizes["time"]:
-        click.echo(
-            f"the run is not complete: {committed:,} of {dataset.sizes['time']:,} windows are committed", err=True
-        )
-    with _damage_refused(run):
-        wanted = queries.asking(statistic)
-        found = (queries.of_sites(wanted, dataset, sites) if sites else wanted(dataset)).compute()
-    click.echo(render(queries.rows(found), form))
+for command in (query, top, compare):
+    main.add_command(command)
 
 
 @main.command()
@@ -267,28 +211,10 @@ def plot(run: str, kind: str, output: Path, site: str | None) -> None:
         )
     if not output.absolute().parent.is_dir():
         raise Refused("--output", given=output, allowed="a file in an existing directory", remedy="make the directory")
-    with _damage_refused(run):
+    with damage_refused(run):
         dataset = open_run(run)
         draw(dataset if site is None else of_site(dataset, site), kind, output)
     click.echo(str(output))
-
-
-@contextlib.contextmanager
-def _damage_refused(run: str) -> Iterator[None]:
-    """A committed chunk that cannot be decoded is told apart from a mistake of ours."""
-    from sensitivity.errors import Refused
-
-    try:
-        yield
-    except Refused:
-        raise
-    except (RuntimeError, ValueError) as error:
-        raise Refused(
-            "run directory",
-            given=f"{run}, of which a chunk cannot be read ({str(error).strip()})",
-            allowed="a store as it was committed",
-            remedy=f"sensitivity verify {shlex.quote(run)} names the damaged shards",
-        ) from error
 
 
 if __name__ == "__main__":  # as a submitted job starts it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .ask import FACTORIES, ask, asking, statistic
+from .columns import with_columns
 from .compare import compare, difference
 from .inputs import with_inputs
 from .opening import of_site, of_sites, open_run
@@ -57,5 +58,6 @@ __all__ = [
     "summary",
     "top",
     "trend",
+    "with_columns",
     "with_inputs",
 ]

@@ -96,9 +96,7 @@ def compare(
     asked = _questions(parts, base, by, where, sure, room)
     made = _less(base, WHICH, (0, 1))
     answers = _Compared(made, [_labels(one) for one in asked], sure)
-    shape = _Compared(made, [_labels(one, apart=False) for one in asked])(
-        *(one.reading.nothing() for one in asked)
-    )
+    shape = _Compared(made, [_labels(one, apart=False) for one in asked])(*(one.reading.nothing() for one in asked))
     shapes = shape if sure is None else [shaped(made, shape[0], sure)]
     found = lazily(answers, [one.reading.sums() for one in asked], shapes)[0]
     sides = {f"{name}_{side}": value for side, one in (("a", a), ("b", b)) for name, value in facts(one).items()}

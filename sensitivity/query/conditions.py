@@ -132,15 +132,15 @@ def _edges(values: da.Array, bins: int) -> np.ndarray:
     """The inner edges of quantile bins; fewer, where a value is so frequent that it would fill several."""
     at = np.arange(1, bins) / bins
     if values.size <= EXACT:
-        known = values.compute()
+        known = values.compute().astype(np.float64)
         known = known[np.isfinite(known)]
-        edges = np.quantile(known, at) if len(known) else np.full(1, np.nan)
+        edges = np.quantile(known, at) if len(known) else np.empty(0)
         highest = known.max(initial=-np.inf)
     else:
         needs = ("largest", "histogram", "tops")
         parts = [dask.delayed(_counted)(block, needs) for block in values.to_delayed().ravel()]
         found = dask.delayed(merged)(parts).compute().sums
-        edges = quantile(found["histogram"], found["tops"], at, values.dtype).ravel()
+        edges = quantile(found["histogram"], found["tops"], at, found["largest"].dtype).ravel()
         highest = found["largest"].max()
     edges = np.unique(edges[edges < highest])
     if not len(edges):
@@ -154,7 +154,8 @@ def _edges(values: da.Array, bins: int) -> np.ndarray:
 
 
 def _counted(values: np.ndarray, needs: tuple[str, ...]) -> Any:
-    return sums_of(values.reshape(-1, 1, 1, 1, 1).astype(values.dtype), np.zeros(len(values), np.int64), needs)
+    cells = values.reshape(-1, 1, 1, 1, 1).astype(np.float32 if values.dtype == np.float32 else np.float64)
+    return sums_of(cells, np.zeros(len(values), np.int64), needs)
 
 
 def holding(dataset: xr.Dataset, where: str) -> da.Array:

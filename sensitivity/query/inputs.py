@@ -17,6 +17,7 @@ from ..store import Run
 from ..windows import joined
 
 _checking = threading.Lock()
+_reading = threading.Lock()  # files of Parquet and NetCDF are for one thread at a time
 
 
 def with_inputs(dataset: xr.Dataset) -> xr.Dataset:
@@ -96,10 +97,11 @@ def _read(
 ) -> np.ndarray:
     run, series = _series(path, seal)
     last = run.windows.length - 1
-    whole = [
-        series.windows(run.windows, int(windows[start]), int(windows[stop - 1]) + 1)[0]
-        for start, stop in _runs(windows)
-    ]
+    with _reading:
+        whole = [
+            series.windows(run.windows, int(windows[start]), int(windows[stop - 1]) + 1)[0]
+            for start, stop in _runs(windows)
+        ]
     values = joined(whole) if whole else np.empty((0, last + 1, len(run.survey.features)), run.job.run.dtype)
     if steps == [None] and lags == list(range(last, -1, -1)) and features == list(range(values.shape[2])):
         return values[:, None]

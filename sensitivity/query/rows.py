@@ -53,7 +53,13 @@ def _labels(statistic: xr.Dataset, dim: str) -> list[Any]:
     if dim not in statistic.coords:
         return list(range(statistic.sizes[dim]))
     values = statistic[dim].values
-    return np.datetime_as_string(values).tolist() if values.dtype.kind == "M" else values.tolist()
+    return text_of(values).tolist() if values.dtype.kind == "M" else values.tolist()
+
+
+def text_of(times: np.ndarray) -> np.ndarray:
+    """Dates as text, to the second where that says all."""
+    whole = times.astype("datetime64[s]")
+    return np.datetime_as_string(whole if (whole == times).all() else times)
 
 
 def _number(value: Any) -> object:

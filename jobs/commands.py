@@ -1,0 +1,42 @@
+"""What all commands share: options joined, and errors explained in place of tracebacks."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+FAILED, INVALID = 1, 2
+TRACEBACKS = "SENSITIVITY_TRACEBACKS"
+
+
+def errors_explained(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What a user asked in vain is said on stderr in one screen, with exit status 2; never a traceback."""
+
+    @functools.wraps(command)
+    def explained(*args: Any, **kwargs: Any) -> Any:
+        from sensitivity.errors import Refused
+
+        try:
+            return command(*args, **kwargs)
+        except Refused as refusal:
+            click.echo(f"sensitivity: {refusal}", err=True)
+            sys.exit(INVALID)
+        except Exception as error:
+            if os.environ.get(TRACEBACKS):
+                raise
+            reason = str(error).strip() or "no message"
+            click.echo(f"sensitivity: {type(error).__name__}: {reason[:1000]}", err=True)
+            click.echo(f"Nothing committed is lost. {TRACEBACKS}=1 shows where it happened.", err=True)
+            sys.exit(FAILED)
+
+    return explained
+
+
+def together(*options: Callable[..., Any]) -> Callable[..., Any]:
+    """Several options as one, in the order that help shows them."""
+    return lambda command: functools.reduce(lambda made, option: option(made), reversed(options), command)
