@@ -25,7 +25,7 @@ CALENDAR: dict[str, Callable[[pd.DatetimeIndex], np.ndarray]] = {
     "season": lambda times: np.array(SEASONS, object)[times.month.to_numpy() % 12 // 3],
     "month": lambda times: times.month.to_numpy(),
     "hour": lambda times: times.hour.to_numpy(),
-    "weekday": lambda times: np.array(WEEKDAYS, object)[times.weekday.to_numpy()],
+    "weekday": lambda times: np.array(WEEKDAYS, object)[times.day_of_week.to_numpy()],
     "year": lambda times: times.year.to_numpy(),
 }
 _ORDERED = {"season": SEASONS, "weekday": WEEKDAYS}
@@ -134,7 +134,7 @@ def _edges(values: da.Array, bins: int) -> np.ndarray:
     if values.size <= EXACT:
         known = values.compute().astype(np.float64)
         known = known[np.isfinite(known)]
-        edges = np.quantile(known, at) if len(known) else np.empty(0)
+        edges = np.quantile(known, at, method="inverted_cdf") if len(known) else np.empty(0)
         highest = known.max(initial=-np.inf)
     else:
         needs = ("largest", "histogram", "tops")
@@ -167,7 +167,7 @@ def holding(dataset: xr.Dataset, where: str) -> da.Array:
         )
     named = [values_of(dataset, name, "where") for name in expression.names]
     try:
-        expression(dict(zip(expression.names, (np.ones(1, array.dtype) for array in named), strict=True)))
+        expression(dict(zip(expression.names, map(_sample, named), strict=True)))
     except (TypeError, ValueError) as error:
         if isinstance(error, Refused):
             raise
@@ -182,6 +182,11 @@ def holding(dataset: xr.Dataset, where: str) -> da.Array:
         return expression(dict(zip(expression.names, blocks, strict=True)))
 
     return da.map_blocks(held, *named, dtype=bool, meta=np.empty(0, bool))
+
+
+def _sample(values: da.Array) -> np.ndarray:
+    """Something of their kind."""
+    return np.array([""], object) if values.dtype == object else np.ones(1, values.dtype)
 
 
 def values_of(dataset: xr.Dataset, name: str, key: str = "by") -> da.Array:
