@@ -45,7 +45,7 @@ def table(rows: Rows, title: str | None = None) -> str:
     for column in columns:
         if column.label:
             continue
-        if sum(one.width for one in parts[-1]) + column.width > width and len(parts[-1]) > len(labels):
+        if sum(one.width for one in parts[-1]) + column.width >= width and len(parts[-1]) > len(labels):
             parts.append(list(labels))
         parts[-1].append(column)
     text = "\n\n".join(_drawn(part) for part in parts)
