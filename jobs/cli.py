@@ -19,6 +19,10 @@ from .stopping import GRACE_SECONDS
 
 FAILED, INVALID = 1, 2
 TRACEBACKS = "SENSITIVITY_TRACEBACKS"
+PICTURES = [
+    *("lag-profile", "lag-band", "heatmap", "time-lag", "month-lag", "importance", "step-lag"),
+    *("window", "distribution", "comparison"),
+]
 FORMATS = click.Choice(["table", "csv", "json"])
 RUN = click.argument("run")
 JOB = click.argument("job", type=click.Path(path_type=Path))
@@ -249,17 +253,27 @@ def query(run: str, statistic: str, form: str, sites: tuple[str, ...]) -> None:
 
 @main.command()
 @RUN
-@click.argument("kind", type=click.Choice(["lag-profile", "heatmap"]))
+@click.argument("kind", type=click.Choice(PICTURES))
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="PNG, SVG or PDF file."
 )
 @click.option("--site", metavar="NAME", help="Of this site alone.")
+@click.option("--feature", "features", multiple=True, metavar="NAME", help="Of this feature alone. May be repeated.")
+@click.option("--of", "outputs", multiple=True, metavar="NAME", help="Of this output alone. May be repeated.")
+@click.option("--time", metavar="TIME", help="window: the one whose last step this is, in place of the largest |J|.")
+@click.option("--against", metavar="RUN", help="comparison: the run to set beside RUN.")
 @errors_explained
-def plot(run: str, kind: str, output: Path, site: str | None) -> None:
+def plot(
+    run: str, kind: str, output: Path, site: str | None, time: str | None, against: str | None, **chosen: Any
+) -> None:
     """Draw a picture of RUN into a file."""
     from sensitivity.errors import Refused
     from sensitivity.plots import plot as draw
     from sensitivity.query import of_site, open_run
+
+    for key, value, only in (("--time", time, "window"), ("--against", against, "comparison")):
+        if value is not None and kind != only:
+            raise Refused(key, given=f"{value}, with {kind}", allowed=f"with {only} alone", remedy="leave it out")
 
     if output.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise Refused(
@@ -268,8 +282,10 @@ def plot(run: str, kind: str, output: Path, site: str | None) -> None:
     if not output.absolute().parent.is_dir():
         raise Refused("--output", given=output, allowed="a file in an existing directory", remedy="make the directory")
     with _damage_refused(run):
-        dataset = open_run(run)
-        draw(dataset if site is None else of_site(dataset, site), kind, output)
+        datasets = [open_run(path) for path in (run, against) if path is not None]
+        first, *other = datasets if site is None else [of_site(dataset, site) for dataset in datasets]
+        how: dict[str, Any] = {key: list(labels) for key, labels in chosen.items() if labels}
+        draw(first, kind, output, time=time, against=other[0] if other else None, **how)
     click.echo(str(output))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dask
@@ -30,7 +30,6 @@ CALENDAR: dict[str, Callable[[pd.DatetimeIndex], np.ndarray]] = {
 }
 _ORDERED = {"season": SEASONS, "weekday": WEEKDAYS}
 EXACT = 1 << 24  # values whose quantiles are told from all of them; of more, from a histogram
-By = str | Sequence[str] | Mapping[str, Sequence[float] | int | None] | None
 
 
 @dataclass(frozen=True)
@@ -42,24 +41,33 @@ class Grouping:
     codes: da.Array
 
 
+By = str | Grouping | Sequence[str | Grouping] | Mapping[str, Sequence[float] | int | None] | None
+
+
 def groupings(dataset: xr.Dataset, by: By) -> list[Grouping]:
     """The groups that `by` asks for, one list for each of its names.
 
     A name of `names_of`: each value is a group; "name:4": four quantile bins of its values; "name:0,1.5,3": bins with
-    these edges (each bin holds its upper edge). As a mapping: name → None, number of bins, or edges.
+    these edges (each bin holds its upper edge). As a mapping: name → None, number of bins, or edges. A `Grouping` is
+    taken as it is, its codes being those of the dataset's windows.
     """
-    return [_grouping(dataset, name, bins) for name, bins in _asked(by)]
+    return [
+        replace(one, codes=_in_blocks(dataset, one.codes)) if isinstance(one, Grouping) else _grouping(dataset, *one)
+        for one in _asked(by)
+    ]
 
 
-def _asked(by: By) -> list[tuple[str, Any]]:
+def _asked(by: By) -> list[Grouping | tuple[str, Any]]:
     if by is None:
         return []
     if isinstance(by, Mapping):
         return [(name, bins) for name, bins in by.items()]
-    return [_parsed(text) for text in ([by] if isinstance(by, str) else by)]
+    return [_parsed(one) for one in ([by] if isinstance(by, (str, Grouping)) else by)]
 
 
-def _parsed(text: str) -> tuple[str, Any]:
+def _parsed(text: str | Grouping) -> Grouping | tuple[str, Any]:
+    if isinstance(text, Grouping):
+        return text
     name, colon, bins = text.rpartition(":")
     if not colon:
         return text, None
