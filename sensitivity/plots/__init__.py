@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from .kinds import KINDS, Kind, wanted
+from .kinds import KINDS, Kind, possible, wanted
 from .look import influence
 from .pictures import Picture, draw, plot, save, show
 
-__all__ = ["KINDS", "Kind", "Picture", "draw", "influence", "plot", "save", "show", "wanted"]
+__all__ = ["KINDS", "Kind", "Picture", "draw", "influence", "plot", "possible", "save", "show", "wanted"]

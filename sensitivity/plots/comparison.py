@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
+import dask.array as da
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -21,21 +23,41 @@ def side_by_side(both: Sequence[xr.Dataset], names: Sequence[str] | None = None)
     Features and lags that only one has are NaN for the other.
     """
     parts = [_comparable(found) for found in both]
-    labels = list(names) if names else _names(*both)
-    joined = xr.concat(
-        parts, xr.Variable("run", labels), join="outer", coords="minimal", compat="override", combine_attrs="override"
-    )
-    return joined.assign_attrs(windows=[found.attrs.get("windows", 0) for found in both])
+    features = list(dict.fromkeys(name for part in parts for name in part["feature"].values.tolist()))
+    lags = sorted({lag for part in parts for lag in part["lag"].values.tolist()}, reverse=True)
+    labels: dict[str, Any] = {"lag": ("lag", lags, both[0]["lag"].attrs), "feature": np.array(features, object)}
+    made: dict[str, Any] = {
+        "importance": (("run", "feature"), _stacked([part["importance"] for part in parts], labels)),
+        "influence": (("run", "lag", "feature"), _stacked([part["influence"] for part in parts], labels)),
+        "windows": ("run", da.stack([da.asarray(found["count"].max().data) for found in both])),
+    }
+    units = {found.attrs.get("units") for found in both}
+    named = {"units": units.pop()} if len(units) == 1 and None not in units else {}
+    attrs = {"windows": [found.attrs.get("windows", 0) for found in both], **named}
+    return xr.Dataset(made, coords=labels | {"run": list(names or _names(*both))}, attrs=attrs)
 
 
 def _comparable(found: xr.Dataset) -> xr.Dataset:
     importance = found["importance"].mean(look.targets(found))
-    made = {"importance": importance, "influence": look.influence(found), "windows": _windows(found)}
-    return xr.Dataset(made).drop_vars("input_std", errors="ignore")
+    return xr.Dataset({"importance": importance, "influence": look.influence(found).transpose("lag", "feature")})
 
 
-def _windows(found: xr.Dataset) -> xr.DataArray:
-    return found["count"].max()
+def _stacked(parts: Sequence[xr.DataArray], labels: dict[str, Any]) -> da.Array:
+    """Both on common labels: not by xarray, which reindexes Dask arrays in pieces."""
+    whole = xr.Dataset(coords=labels)
+    shape = tuple(whole.sizes[str(dim)] for dim in parts[0].dims)
+    laid = []
+    for part in parts:
+        at = np.ix_(*(whole.indexes[str(dim)].get_indexer(part[dim].values.tolist()) for dim in part.dims))
+        data = da.asarray(part.data).rechunk(-1)
+        laid.append(data.map_blocks(_laid, at=at, shape=shape, dtype=float, chunks=shape, meta=np.empty(0)))
+    return da.stack(laid)
+
+
+def _laid(values: np.ndarray, at: tuple[np.ndarray, ...], shape: tuple[int, ...]) -> np.ndarray:
+    found = np.full(shape, np.nan)
+    found[at] = values
+    return found
 
 
 def _names(*found: xr.Dataset) -> list[str]:
@@ -54,11 +76,12 @@ def draw_comparison(found: xr.Dataset, figure: Figure, top: int | None = None) -
     look.name_rows(left, look.names(found))
     right.tick_params(axis="y", length=0)
     first, second = (look.plain(name) for name in found["run"].values)
+    gaps = "grey: only one of the two has it" if not np.isfinite(found["influence"]).all() else ""
     counts = [
         f"{look.plain(name)}: {int(count):,} of {total:,} windows"
         for name, count, total in zip(found["run"].values, found["windows"].values, found.attrs["windows"], strict=True)
     ]
-    look.title(figure, f"{first} and {second}: what the output depends on", *counts, others)
+    look.title(figure, f"{first} and {second}: what the output depends on", *counts, others, gaps)
 
 
 def _draw_bars(axes: Axes, found: xr.Dataset) -> None:

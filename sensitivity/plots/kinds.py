@@ -110,6 +110,19 @@ def wanted(
     return {name: found[name] for name in kinds}
 
 
+def possible(dataset: xr.Dataset, kinds: Sequence[str] = tuple(KINDS), **how: Any) -> list[str]:
+    """Those of `kinds` that `wanted` would not refuse: no months without dates, no bands beyond the memory, …"""
+    return [kind for kind in kinds if not _refused(dataset, kind, how)]
+
+
+def _refused(dataset: xr.Dataset, kind: str, how: dict[str, Any]) -> bool:
+    try:
+        wanted(dataset, [kind], **how)
+    except Refused:
+        return True
+    return False
+
+
 def _require(dataset: xr.Dataset, name: str, against: xr.Dataset | None) -> None:
     kind_of(name)
     if name == "comparison" and against is None:

@@ -66,8 +66,10 @@ def draw_band(found: xr.Dataset, figure: Figure, top: int | None = None) -> None
     rows = -(-len(order) // columns)
     figure.set_size_inches(look.WIDTH, max(look.HEIGHT * 0.8, 1.3 + 1.6 * rows))
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-    for axes, feature in zip(panels, order, strict=False):
+    labels = look.names(values.isel(feature=order))
+    for axes, feature, label in zip(panels, order, labels, strict=False):
         _panel(axes, values.isel(feature=feature), quantile.isel(feature=feature))
+        axes.set_title(label, loc="left")
     for axes in panels[len(order) :]:
         axes.set_axis_off()
     for axes in panels[max(0, len(order) - columns) : len(order)]:
@@ -86,7 +88,6 @@ def _panel(axes: Axes, mean: xr.DataArray, quantile: xr.DataArray) -> None:
         edges = [quantile.sel(at=BAND[place]) for place in (low, high)]
         axes.fill_between(at, edges[0], edges[1], color=shade, linewidth=0)
     axes.plot(at, mean, color="black", marker="." if len(at) == 1 else "")
-    axes.set_title(look.plain(mean["feature"].item()), loc="left")
     look.dress_lags(axes.xaxis, mean["lag"], label=False)
 
 
@@ -128,8 +129,6 @@ def draw_months(found: xr.Dataset, figure: Figure, top: int | None = None) -> No
     """found: `mean_abs` with one dimension of groups in front, such as month: group × lag, the sum over features."""
     (group,) = (str(dim) for dim in found["mean_abs"].dims if dim not in CELL)
     values = look.total(look.influence(found)).transpose(group, "lag")
-    if group == "month":
-        values = values.reindex(month=np.arange(1, 13))
     labels = [calendar.month_abbr[row] if group == "month" else look.plain(row) for row in values[group].values]
     _rows(figure, found, values, labels).set_ylabel("" if group in ("month", "season") else look.plain(group))
     what = f"How far back {look.output(found)} listens, by {look.plain(group)}"

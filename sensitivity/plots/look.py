@@ -27,7 +27,7 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 STYLES = ("-", "--", ":")
 MAGNITUDES, SIGNED, NOTHING = "viridis", "RdBu_r", "#d9d9d9"
 WIDTH, HEIGHT = 8.0, 4.5  # inches
-_NAME, _LINE = 26, 112  # characters
+_NAME, _END, _LINE = 26, 8, 116  # characters
 _RC: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "sensitivity",
@@ -49,21 +49,26 @@ def style() -> Iterator[None]:
         yield
 
 
-def plain(name: object, longest: int = _NAME) -> str:
+def plain(name: object, longest: int = _NAME, end: int = _END) -> str:
     """A label that matplotlib takes as it is, on one line: no mathematics, not hidden for an underscore in front.
 
-    What is too long loses its middle.
+    What is too long loses its middle, but for its last marks, `end` of them.
     """
     text = "".join(mark if mark.isprintable() else " " for mark in str(name))
     if len(text) > longest:
-        end = longest // 3
-        text = f"{text[: longest - end - 1]}…{text[-end:]}"
+        text = f"{text[: longest - end - 1]}…{text[len(text) - end :]}"
     text = text.replace("$", r"\$")
     return f"\u200b{text}" if text.startswith("_") else text
 
 
-def names(values: xr.DataArray | xr.Dataset, longest: int = _NAME) -> list[str]:
-    return [plain(name, longest) for name in values["feature"].values]
+def names(values: xr.DataArray | xr.Dataset) -> list[str]:
+    """Features' labels: shortened where that still tells them apart, numbered where nothing does."""
+    labels = values["feature"].values.tolist()
+    for longest, end in ((_NAME, _END), (_NAME, _NAME - 2), (_NAME, 0), (2 * _NAME, 2 * _NAME // 3)):
+        found = [plain(name, longest, end) for name in labels]
+        if len(set(found)) == len(set(labels)):
+            return found
+    return [f"{plain(name)} ({i + 1})" for i, name in enumerate(labels)]
 
 
 def scaled(found: xr.Dataset, variable: str) -> xr.DataArray:
@@ -100,7 +105,7 @@ def most(values: xr.DataArray, top: int) -> tuple[np.ndarray, str]:
     if rest <= 0:
         return order, ""
     whole = weight.sum()
-    share = f", {1 - weight[order].sum() / whole:.0%} of the sum" if whole > 0 else ""
+    share = f", {100 * (1 - weight[order].sum() / whole):.0f} % of the sum" if whole > 0 else ""
     return order, f"{len(order)} of {len(weight)} features; not drawn: {rest} other{'s' * (rest > 1)}{share}"
 
 
@@ -150,11 +155,23 @@ def of_features(found: xr.Dataset) -> str:
 
 def title(figure: Figure, what: str, *more: str) -> None:
     """What the picture shows, and below it what it is made of."""
-    said = textwrap.fill(" · ".join(part for part in more if part), int(_LINE * figure.get_figwidth() / WIDTH))
+    said = _lines([part for part in more if part], int(_LINE * figure.get_figwidth() / WIDTH))
     room = "\n " * len(said.splitlines())
     above = figure.suptitle(what + room, x=0.012, ha="left", fontsize=11, linespacing=1.3)
     below = Annotation(said, (0, 0), xycoords=above, va="bottom", fontsize=9, linespacing=1.3, color="#444444")
     figure.add_artist(below)
+
+
+def _lines(parts: list[str], longest: int) -> str:
+    """As many parts on a line as it holds; one that is longer than that is broken."""
+    found = [""]
+    for part in parts:
+        joined = f"{found[-1]} · {part}" if found[-1] else part
+        if len(joined) <= longest:
+            found[-1] = joined
+        else:
+            found += textwrap.wrap(part, longest)
+    return "\n".join(line for line in found if line)
 
 
 # ---- axes --------------------------------------------------------------------------------------------

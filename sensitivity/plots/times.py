@@ -89,8 +89,8 @@ def draw_times(found: xr.Dataset, figure: Figure, top: int | None = None) -> Non
 
 
 def _edges(starts: np.ndarray) -> tuple[float, float]:
-    width = np.diff(starts[:2] if len(starts) > 1 else np.array([0, 1]).astype(starts.dtype))[0]
-    ends = np.array([starts[0], starts[-1] + width])
+    alone = np.timedelta64(1, "D") if starts.dtype.kind == "M" else 1
+    ends = np.array([starts[0], starts[-1] + (starts[1] - starts[0] if len(starts) > 1 else alone)])
     first, last = dates.date2num(ends) if starts.dtype.kind == "M" else ends.astype(float)
     return float(first), float(last)
 

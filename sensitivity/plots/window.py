@@ -122,12 +122,13 @@ def draw_window(found: xr.Dataset, figure: Figure, top: int | None = None) -> No
     target = _target(scaled)
     values = scaled.isel(target)
     order, others = look.most(values, top or ROWS)
-    path = _outputs(found)
+    path, labels = _outputs(found), look.names(values.isel(feature=order))
     rows = len(order) + (path is not None)
     figure.set_size_inches(look.WIDTH, 1.6 + 1.05 * max(rows, 2))
     grid = figure.subplots(rows, 2 if _has_input(found) else 1, squeeze=False)
     for row, feature in enumerate(order):
         _row(grid[row], found.isel(target), values.isel(feature=feature), look.largest(values.values))
+        grid[row, 0].set_title(labels[row], loc="left")
     _share_lags(grid[: len(order)], values["lag"])
     if _has_input(found):
         grid[0, 1].set_title(_derivative(found), loc="left")
@@ -149,7 +150,6 @@ def _target(scaled: xr.DataArray) -> dict[str, int]:
 
 def _row(panels: np.ndarray, found: xr.Dataset, values: xr.DataArray, high: float) -> None:
     """A feature's input and its derivatives, by lag."""
-    name = look.plain(values["feature"].item())
     at = look.places(values["lag"].values)
     edges = np.append(at + 0.5, at[-1] - 0.5)[::-1]
     numbers = np.nan_to_num(values.values)[::-1]
@@ -160,7 +160,6 @@ def _row(panels: np.ndarray, found: xr.Dataset, values: xr.DataArray, high: floa
     if len(panels) > 1:
         inputs = look.newest_last(found["input"].sel(feature=values["feature"]))
         panels[0].plot(at, inputs, color="black", marker="." if len(at) <= 60 else "")
-    panels[0].set_title(name, loc="left")
 
 
 def _share_lags(grid: np.ndarray, lags: xr.DataArray) -> None:
