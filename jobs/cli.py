@@ -253,7 +253,7 @@ def query(run: str, statistic: str, form: str, sites: tuple[str, ...]) -> None:
 
 @main.command()
 @RUN
-@click.argument("kind", type=click.Choice(PICTURES))
+@click.argument("kind", type=click.Choice(PICTURES), metavar="KIND")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="PNG, SVG or PDF file."
 )
@@ -266,7 +266,21 @@ def query(run: str, statistic: str, form: str, sites: tuple[str, ...]) -> None:
 def plot(
     run: str, kind: str, output: Path, site: str | None, time: str | None, against: str | None, **chosen: Any
 ) -> None:
-    """Draw a picture of RUN into a file."""
+    """Draw a picture of RUN into a file, in one pass over its store.
+
+    \b
+    KIND is one of
+      lag-profile   mean |J| × the input's std by lag, a line for each feature
+      lag-band      the same with bands that hold half, and nine tenths, of all windows
+      heatmap       lag × feature
+      time-lag      time × lag, of a record of any length
+      month-lag     month × lag; by season where months have few windows
+      importance    a bar for each feature
+      step-lag      output step × lag, of a model with several output steps
+      window        one window: its input, its prediction, its derivatives
+      distribution  of J over windows and lags, for each feature
+      comparison    RUN and the one to set --against it
+    """
     from sensitivity.errors import Refused
     from sensitivity.plots import plot as draw
     from sensitivity.query import of_site, open_run

@@ -76,14 +76,19 @@ def _at(dataset: xr.Dataset, time: Any) -> int:
     if len(found) > 1:
         raise _no_window(times, f"{time}, of which {len(found)} sites have a window", "choose one site")
     if not len(found):
-        nearest = times[np.abs(times - wanted).argmin()] if len(times) else "none"
-        raise _no_window(times, time, f"the nearest is {nearest}")
+        nearest = f"the nearest is {_shown(times[np.abs(times - wanted).argmin()])}" if len(times) else "choose others"
+        raise _no_window(times, time, nearest)
     return int(found[0])
 
 
 def _no_window(times: np.ndarray, time: Any, remedy: str) -> Refused:
-    known = f"the last step of a window, from {times.min()} to {times.max()}" if len(times) else "no window at all"
+    ends = [_shown(time) for time in (times.min(), times.max())] if len(times) else []
+    known = f"the last step of a window, from {ends[0]} to {ends[1]}" if ends else "no window at all"
     return Refused("time", given=time, allowed=known, remedy=remedy)
+
+
+def _shown(time: Any) -> str:
+    return np.datetime_as_string(time, "auto") if time.dtype.kind == "M" else str(time)
 
 
 def _largest(dataset: xr.Dataset, where: str | None) -> da.Array:
@@ -202,8 +207,7 @@ def _title(found: xr.Dataset, figure: Figure, target: dict[str, int], others: st
 
 
 def _time(found: xr.Dataset) -> str:
-    time = found["time"].values
-    return np.datetime_as_string(time, "auto").item().replace("T", " ") if time.dtype.kind == "M" else str(time)
+    return str(_shown(found["time"].values)).replace("T", " ")
 
 
 def _derivative(found: xr.Dataset) -> str:

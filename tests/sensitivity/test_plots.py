@@ -14,7 +14,6 @@ from jobs.cli import PICTURES
 from sensitivity import open_run, plots, query
 from sensitivity.errors import Refused
 from sensitivity.plots import KINDS, draw, plot, save, show, wanted
-from sensitivity.plots.times import time_bins
 from sensitivity.query.conditions import Grouping
 from tests.sensitivity.test_query import dataset as in_memory
 from tests.sensitivity.test_query import half_done  # noqa: F401
@@ -171,74 +170,6 @@ def test_months_are_rows_and_seasons_where_months_have_few_windows():
         show(in_memory(random(30), (30,)), "month-lag")
 
 
-def test_time_is_cut_into_bins_of_windows():
-    values = random()
-    source = series(values)
-    figure = show(source, "time-lag")
-    expected = np.array(
-        [sizes(values[i : i + 1]).mean(axis=(0, 1)).sum(axis=-1) if i % 7 else [np.nan] * 5 for i in range(90)]
-    )
-    np.testing.assert_allclose(pixels(figure), expected.T)
-    left, right, bottom, top = figure.axes[0].images[0].get_extent()
-    days = (source["time"].values - np.datetime64("1970-01-01")) / np.timedelta64(1, "D")
-    np.testing.assert_allclose([left, right], [days[0], days[-1] + 7 / 24])
-    assert (bottom, top) == (-0.5, 4.5)
-    assert "time of the window's last step" in texts(figure)
-
-
-@pytest.mark.parametrize(
-    ("freq", "count", "most", "width"),
-    [
-        ("h", 100, 800, "1h"),
-        ("min", 100_000, 800, "3h"),
-        ("D", 30_000, 800, "56D"),
-        ("7h", 1000, 300, "28h"),
-        ("MS", 50, 60, "31D"),
-    ],
-)
-def test_bins_are_round_and_few_and_hold_all_windows(freq, count, most, width):
-    source = series(np.zeros((count, 1, 1, 1, 1), "float32"), freq=freq, start="1950-01-03T01:00")
-    bins = time_bins(source, most)
-    codes, times = bins.codes.compute(), source["time"].values
-    assert bins.codes.chunks == source["jacobian"].data.chunks[:1]
-    assert len(bins.labels) <= most
-    assert codes.min() == 0
-    assert codes.max() == len(bins.labels) - 1
-    steps = np.diff(bins.labels)
-    assert (steps == pd.Timedelta(width).to_timedelta64()).all()
-    assert (bins.labels[codes] <= times).all()
-    assert (times < bins.labels[codes] + steps[0]).all()
-
-
-def test_sites_one_after_the_other_share_bins_of_time():
-    source = xr.concat([series(random(40)), series(random(40))], "time")
-    source["jacobian"] = source["jacobian"].chunk({"time": 80})
-    bins = time_bins(source)
-    assert len(bins.labels) == 40
-    np.testing.assert_array_equal(bins.codes.compute(), np.tile(np.arange(40), 2))
-
-
-def test_times_that_are_no_dates():
-    values = random(20)
-    numbered = in_memory(values, (20,)).assign_coords(time=np.arange(20) * 4 + 3)
-    np.testing.assert_array_equal(time_bins(numbered, 10).labels, 3 + 8 * np.arange(10) - 3)
-    decimal = numbered.assign_coords(time=np.arange(20) / 8)
-    assert time_bins(decimal, 10).name == "window"
-    assert "number of the window" in texts(show(decimal, "time-lag"))
-
-
-def test_a_long_record_is_drawn_from_few_pixels():
-    values = da.random.default_rng(0).standard_normal(
-        (100_000, 1, 1, 2, 2), chunks=(25_000, 1, 1, 2, 2), dtype="float32"
-    )
-    source = series(np.zeros((100_000, 1, 1, 2, 2), "float32"), freq="min")
-    source["jacobian"] = source["jacobian"].copy(data=values)
-    lags, columns = pixels(show(source, "time-lag")).shape
-    assert lags == 2
-    assert 300 < columns <= 800
-    assert pixels(show(source, "time-lag", memory=200_000)).shape[1] < 300  # as many as there is room for
-
-
 def test_bars_are_sorted_and_others_are_one_bar():
     values = random(features=4)
     importance = np.nanmean(np.abs(values.astype("float64")), axis=(0, 1, 2, 3)) * (1.0 + np.arange(4))
@@ -291,7 +222,7 @@ def test_a_window_by_its_time(half_done):  # noqa: F811
     np.testing.assert_array_equal(
         figure.axes[0].lines[0].get_ydata(), found["input"][:, 0 if figure.axes[0].get_title("left") == "rain" else 1]
     )
-    for time, said in (("2020-01-01T05:30", "nearest is 2020-01-01T05:00"), ("noon", "2015-06-03T07:00")):
+    for time, said in (("2020-01-01T05:30", "nearest is 2020-01-01T05"), ("noon", "2015-06-03T07:00")):
         with pytest.raises(Refused, match=said):
             show(opened, "window", time=time)
     assert "a value of the series is missing" in texts(show(opened, "window", time="2020-01-01T12:00"))
@@ -393,6 +324,14 @@ def test_a_statistic_is_drawn_in_one_call():
         show(query.lag_profile(source), where="hour == 1")
     with pytest.raises(Refused, match="lag-profile, lag-band"):
         show(source, "pie")
+
+
+def test_what_cannot_be_drawn_is_known_before():
+    source = in_memory(random(steps=1), 30)
+    assert plots.possible(source) == [
+        *("lag-profile", "lag-band", "heatmap", "time-lag", "importance", "window", "distribution")
+    ]
+    assert "lag-band" not in plots.possible(source, memory="1MB")
 
 
 def test_conditions_and_figures_of_others_are_left_alone(tmp_path):
