@@ -14,6 +14,10 @@ from .commands import errors_explained, together
 from .questions import RUN, compare, damage_refused, query, top
 from .stopping import GRACE_SECONDS
 
+PICTURES = [
+    *("lag-profile", "lag-band", "heatmap", "time-lag", "month-lag", "importance", "step-lag"),
+    *("window", "distribution", "comparison"),
+]
 JOB = click.argument("job", type=click.Path(path_type=Path))
 
 TRUST = click.option("--trust-model", is_flag=True, help="Let Python code run that is stored in the model's file.")
@@ -193,17 +197,41 @@ for command in (query, top, compare):
 
 @main.command()
 @RUN
-@click.argument("kind", type=click.Choice(["lag-profile", "heatmap"]))
+@click.argument("kind", type=click.Choice(PICTURES), metavar="KIND")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="PNG, SVG or PDF file."
 )
 @click.option("--site", metavar="NAME", help="Of this site alone.")
+@click.option("--feature", "features", multiple=True, metavar="NAME", help="Of this feature alone. May be repeated.")
+@click.option("--of", "outputs", multiple=True, metavar="NAME", help="Of this output alone. May be repeated.")
+@click.option("--time", metavar="TIME", help="window: the one whose last step this is, in place of the largest |J|.")
+@click.option("--against", metavar="RUN", help="comparison: the run to set beside RUN.")
 @errors_explained
-def plot(run: str, kind: str, output: Path, site: str | None) -> None:
-    """Draw a picture of RUN into a file."""
+def plot(
+    run: str, kind: str, output: Path, site: str | None, time: str | None, against: str | None, **chosen: Any
+) -> None:
+    """Draw a picture of RUN into a file, in one pass over its store.
+
+    \b
+    KIND is one of
+      lag-profile   mean |J| × the input's std by lag, a line for each feature
+      lag-band      the same with bands that hold half, and nine tenths, of all windows
+      heatmap       lag × feature
+      time-lag      time × lag, of a record of any length
+      month-lag     month × lag; by season where months have few windows
+      importance    a bar for each feature
+      step-lag      output step × lag, of a model with several output steps
+      window        one window: its input, its prediction, its derivatives
+      distribution  of J over windows and lags, for each feature
+      comparison    RUN and the one to set --against it
+    """
     from sensitivity.errors import Refused
     from sensitivity.plots import plot as draw
     from sensitivity.query import of_site, open_run
+
+    for key, value, only in (("--time", time, "window"), ("--against", against, "comparison")):
+        if value is not None and kind != only:
+            raise Refused(key, given=f"{value}, with {kind}", allowed=f"with {only} alone", remedy="leave it out")
 
     if output.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise Refused(
@@ -212,8 +240,10 @@ def plot(run: str, kind: str, output: Path, site: str | None) -> None:
     if not output.absolute().parent.is_dir():
         raise Refused("--output", given=output, allowed="a file in an existing directory", remedy="make the directory")
     with damage_refused(run):
-        dataset = open_run(run)
-        draw(dataset if site is None else of_site(dataset, site), kind, output)
+        datasets = [open_run(path) for path in (run, against) if path is not None]
+        first, *other = datasets if site is None else [of_site(dataset, site) for dataset in datasets]
+        how: dict[str, Any] = {key: list(labels) for key, labels in chosen.items() if labels}
+        draw(first, kind, output, time=time, against=other[0] if other else None, **how)
     click.echo(str(output))
 
 

@@ -121,18 +121,21 @@ def _train(series: Path, file: Path) -> None:
 
 
 def _tell(path: Path) -> None:
-    from sensitivity.plots import draw, influence
+    import dask
 
-    dataset = query.open_run(path / RUN)
-    found = sorted(query.rows(query.importance(dataset).compute()), key=lambda row: -_number(row["importance"]))
+    from sensitivity import plots
+
+    kinds = ("importance", "lag-profile", "heatmap")
+    (data,) = dask.compute(plots.wanted(query.open_run(path / RUN), kinds))
+    found = sorted(query.rows(data["importance"]), key=lambda row: -_number(row["importance"]))
     shown: Rows = [
         {name: row[name] for name in ("feature", "mean_abs", "input_std", "importance", "share")} for row in found
     ]
     print(table(shown, "\nImportance: mean |∂ change / ∂ feature| × the feature's standard deviation, % of volume"))
-    by_lag = influence(dataset)
+    by_lag = plots.influence(data["lag-profile"])
     print(table(_profile(by_lag), "\nLag profile: the same by lag (hours back), the five features that matter most"))
-    for kind in ("lag-profile", "heatmap"):
-        draw(by_lag, kind, path / f"{kind}.png")
+    for kind in kinds[1:]:
+        plots.save(plots.draw(data[kind], kind), path / f"{kind}.png")
         say(f"drawn: {path / kind}.png")
 
 

@@ -41,7 +41,7 @@ def table(rows: Rows, title: str | None = None) -> str:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
     columns = _columns(rows)
     labels = [column for column in columns if column.label]
-    parts = [labels]
+    parts = [list(labels)]
     for column in columns:
         if column.label:
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dask
@@ -45,15 +45,18 @@ By = str | Grouping | Sequence[str | Grouping] | Mapping[str, Sequence[float] | 
 
 
 def groupings(dataset: xr.Dataset, by: By) -> list[Grouping]:
-    """The groups that `by` asks for, one list for each of its names.
+    """The groups that `by` asks for.
 
     A name of `names_of`: each value is a group; "name:4": four quantile bins of its values; "name:0,1.5,3": bins with
     these edges (each bin holds its upper edge). As a mapping: name → None, number of bins, or edges. A `Grouping` is
-    taken as it is.
+    taken as it is, its codes being those of the dataset's windows.
     """
-    found = [one if isinstance(one, Grouping) else _grouping(dataset, *one) for one in listed(by)]
+    found = [
+        replace(one, codes=_in_blocks(dataset, one.codes)) if isinstance(one, Grouping) else _grouping(dataset, *one)
+        for one in listed(by)
+    ]
     names = [one.name for one in found]
-    taken = [name for name in names if name in ("time", *CELL) or names.count(name) > 1]
+    taken = [name for name in names if name in CELL or names.count(name) > 1]
     if taken:
         raise Refused("by", given=taken[0], allowed="each name once, and none of the Jacobian's", remedy="leave it out")
     return found

@@ -85,7 +85,7 @@ class Pass:
             parts.append(sums_of(empty, np.empty(0, np.int64), self.needs, known, inputs))
         return parts
 
-    def require_room(self, memory: int, groups_apart: int = 1) -> None:
+    def require_room(self, memory: float, groups_apart: int = 1) -> None:
         """Refuse what would not fit into `memory` bytes; groups_apart: of how many groups a block may have none."""
         held = self.held_bytes(groups_apart)
         if held > memory:

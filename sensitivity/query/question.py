@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,10 +71,10 @@ class Answers:
 def question(
     dataset: xr.Dataset,
     chosen: tuple[Statistic, ...],
-    by: By,
-    where: str | None,
-    sure: Sure | None,
-    memory: int,
+    by: By = None,
+    where: str | None = None,
+    sure: Sure | None = None,
+    memory: float = math.inf,
     finest: int = LEAVES[0],
     span: Span | None = None,
 ) -> Question:

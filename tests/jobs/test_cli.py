@@ -145,6 +145,15 @@ def test_run_status_verify_query_plot(finished, tmp_path):
     assert call("plot", finished, "heatmap", "-o", tmp_path / "x.png").exit_code == 0
     assert (tmp_path / "x.png").stat().st_size > 5000
     assert call("plot", finished, "heatmap", "-o", tmp_path / "x.bmp").exit_code == 2
+    svg = ("-o", tmp_path / "x.svg")
+    assert call("plot", finished, "comparison", *svg, "--against", finished).exit_code == 0
+    assert call("plot", finished, "window", *svg, "--time", "2020-01-01T06:00", "--feature", "heat").exit_code == 0
+    drawn = (tmp_path / "x.svg").read_text()
+    assert "2020-01-01 06" in drawn
+    assert "rain" not in drawn
+    assert "comparison alone" in call("plot", finished, "heatmap", *svg, "--against", finished).stderr
+    assert "step-lag of one output step" in call("plot", finished, "step-lag", *svg).stderr
+    assert "allowed  output" in call("plot", finished, "heatmap", *svg, "--of", "level").stderr
     assert call("plot", finished, "heatmap", "-o", tmp_path / "no" / "x.png").exit_code == 2
 
 

@@ -136,7 +136,7 @@ def test_query_and_plot_tell_sites_apart(write_job, model, tmp_path):
     assert "01013500, Isar, oben" in refused.stderr
     picture = tmp_path / "one.svg"
     assert runner.invoke(main, ["plot", run, "heatmap", "-o", str(picture), "--site", "01013500"]).exit_code == 0
-    assert "30 windows" in picture.read_text()
+    assert "30 of 33 windows" in picture.read_text()
 
 
 def test_a_site_of_one_window_is_a_slice_like_any_other(write_job, tmp_path):

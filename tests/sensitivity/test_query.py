@@ -14,7 +14,6 @@ from sensitivity import open_run, query
 from sensitivity.errors import Refused
 from sensitivity.job import Job
 from sensitivity.placement import Node
-from sensitivity.plots import KINDS, plot
 from sensitivity.worker import Worker
 from tests.conftest import frame
 
@@ -131,35 +130,3 @@ def test_there_must_be_a_run(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(Refused, match="run directory"):
             open_run(path)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_pictures(half_done, kind, suffix, tmp_path):
-    file = tmp_path / f"picture.{suffix}"
-    plot(open_run(half_done.place.path), kind, file)
-    content = file.read_bytes()
-    assert content.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
-    if suffix == "svg":
-        text = content.decode()
-        assert all(word in text for word in ("rain", "heat", "lag (steps back", "26 windows"))
-
-
-def test_odd_feature_names_are_drawn_as_they_are(half_done, tmp_path):
-    names = ["$x_i^$", "_hidden"]
-    opened = open_run(half_done.place.path).assign_coords(feature=names)
-    for kind in KINDS:
-        plot(opened, kind, tmp_path / "odd.svg")
-        text = (tmp_path / "odd.svg").read_text()
-        assert all(name.strip("_") in text for name in names)
-
-
-def test_more_features_than_colours_are_told_apart():
-    from matplotlib.figure import Figure
-
-    from sensitivity.plots import draw_lag_profile, influence
-
-    axes = Figure().subplots()
-    draw_lag_profile(influence(dataset(np.ones((5, 1, 1, 4, 20), "float32"), (5,))), axes)
-    looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
-    assert len(looks) == 20
