@@ -227,11 +227,22 @@ def verify(run: str, repair: bool) -> None:
 @click.argument("statistic", type=click.Choice(["importance", "lag-profile"]))
 @click.option("--format", "form", type=FORMATS, default="table", show_default=True)
 @click.option("--site", "sites", multiple=True, metavar="NAME", help="Of this site by itself. May be repeated.")
+@click.option(
+    "--on",
+    "where",
+    default="threads",
+    show_default=True,
+    metavar="WHERE",
+    help="What computes it: threads of this process; a Dask cluster, by its scheduler's address, such as "
+    "tcp://10.0.0.5:8786; ray, the cluster that this machine is part of; ray:10.0.0.5:6379, another one. Workers must "
+    "see RUN, and what it has as its series, under the same path.",
+)
 @errors_explained
-def query(run: str, statistic: str, form: str, sites: tuple[str, ...]) -> None:
+def query(run: str, statistic: str, form: str, sites: tuple[str, ...], where: str) -> None:
     """A STATISTIC of RUN, in one pass over its store."""
     import sensitivity.query as queries
 
+    from .query_on import on
     from .tables import render
 
     with _damage_refused(run):
@@ -241,7 +252,7 @@ def query(run: str, statistic: str, form: str, sites: tuple[str, ...]) -> None:
         click.echo(
             f"the run is not complete: {committed:,} of {dataset.sizes['time']:,} windows are committed", err=True
         )
-    with _damage_refused(run):
+    with _damage_refused(run), on(where):
         wanted = queries.asking(statistic)
         found = (queries.of_sites(wanted, dataset, sites) if sites else wanted(dataset)).compute()
     click.echo(render(queries.rows(found), form))
