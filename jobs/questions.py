@@ -50,6 +50,16 @@ condition_options = together(
 )
 output_options = together(
     click.option(
+        "--on",
+        "scheduler",
+        default="threads",
+        show_default=True,
+        metavar="WHERE",
+        help="What computes it: threads of this process; a Dask cluster, by its scheduler's address, such as "
+        "tcp://10.0.0.5:8786; ray, the cluster that this machine is part of; ray:10.0.0.5:6379, another one. Workers must "
+        "see RUN, and what it has as its series, under the same path.",
+    ),
+    click.option(
         "--format",
         "form",
         type=click.Choice(["table", "csv", "json", "parquet", "netcdf", "zarr"]),
@@ -73,7 +83,7 @@ output_options = together(
 @click.option("--every", metavar="PERIOD", help="Of trend: year, month, or a number of stretches of time.")
 @output_options
 @errors_explained
-def query(run: str, statistic: str, form: str | None, output: Path | None, **asked: Any) -> None:
+def query(run: str, statistic: str, scheduler: str, form: str | None, output: Path | None, **asked: Any) -> None:
     """A STATISTIC of RUN, in one pass over its store.
 
     \b
@@ -92,11 +102,12 @@ def query(run: str, statistic: str, form: str | None, output: Path | None, **ask
     from sensitivity import query as queries
 
     from .export import export, require_writable
+    from .query_on import on
 
     require_writable(form, output)
     options = _options(statistic, asked)
     between, by = asked.pop("between"), asked.pop("by")
-    with damage_refused(run):
+    with damage_refused(run), on(scheduler):
         dataset, sites = opened(run, asked.pop("sites"), asked.pop("columns"))
         how = {**_selected(asked), "by": [*(["site"] if sites else []), *by], "where": asked["where"]}
         how |= {name: asked[name] for name in ("ci", "seed", "memory")}
@@ -121,7 +132,7 @@ def query(run: str, statistic: str, form: str | None, output: Path | None, **ask
 @selection_options
 @output_options
 @errors_explained
-def top(run: str, form: str | None, output: Path | None, **asked: Any) -> None:
+def top(run: str, scheduler: str, form: str | None, output: Path | None, **asked: Any) -> None:
     """The windows of RUN with the largest |J|, no two of the same event.
 
     JSON, NetCDF and Zarr have each window's input and Jacobian, too.
@@ -129,10 +140,11 @@ def top(run: str, form: str | None, output: Path | None, **asked: Any) -> None:
     from sensitivity import query as queries
 
     from .export import export_top, require_writable
+    from .query_on import on
 
     require_writable(form, output)
     separation = asked["separation"]
-    with damage_refused(run):
+    with damage_refused(run), on(scheduler):
         dataset, _ = opened(run, asked.pop("sites"), asked.pop("columns"))
         found = queries.top(
             queries.with_inputs(dataset),
@@ -153,7 +165,9 @@ def top(run: str, form: str | None, output: Path | None, **asked: Any) -> None:
 @condition_options
 @output_options
 @errors_explained
-def compare(run_a: str, run_b: str, statistic: str, form: str | None, output: Path | None, **asked: Any) -> None:
+def compare(
+    run_a: str, run_b: str, statistic: str, scheduler: str, form: str | None, output: Path | None, **asked: Any
+) -> None:
     """A STATISTIC of RUN_A less that of RUN_B: two models, or one in two periods.
 
     Runs with other lags, features or outputs are refused: choose those that both have.
@@ -161,9 +175,10 @@ def compare(run_a: str, run_b: str, statistic: str, form: str | None, output: Pa
     from sensitivity import query as queries
 
     from .export import export, require_writable
+    from .query_on import on
 
     require_writable(form, output)
-    with damage_refused(f"{run_a} or {run_b}"):
+    with damage_refused(f"{run_a} or {run_b}"), on(scheduler):
         sites, columns = asked.pop("sites"), asked.pop("columns")
         a, b = (opened(run, sites, columns)[0] for run in (run_a, run_b))
         by = [*(["site"] if sites else []), *asked.pop("by")]

@@ -248,7 +248,7 @@ def _prediction(dataset: xr.Dataset, key: str) -> da.Array:
 def _in_blocks(dataset: xr.Dataset, values: Any) -> da.Array:
     chunks = time_blocks(dataset)
     if isinstance(values, da.Array):
-        return values.rechunk((chunks,))
+        return values.rechunk((chunks,), method="tasks")
     return da.from_array(values, chunks=(chunks,))
 
 

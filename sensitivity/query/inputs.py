@@ -7,6 +7,7 @@ import threading
 
 import dask.array as da
 import numpy as np
+import pyarrow as pa
 import xarray as xr
 
 from ..errors import Refused
@@ -79,7 +80,7 @@ def _run(dataset: xr.Dataset) -> Run:
 
 def _inputs(dataset: xr.Dataset, run: Run, steps: list[int | None], lags: list[int], features: list[str]) -> da.Array:
     """`(time, step, lag, feature)`, in blocks of the Jacobian's."""
-    windows = da.asarray(dataset["window"].data).rechunk((time_blocks(dataset),))
+    windows = da.asarray(dataset["window"].data).rechunk((time_blocks(dataset),), method="tasks")
     columns = [run.survey.features.index(str(name)) for name in features]
     read = functools.partial(_read, path=str(run.place), seal=run.fingerprint, steps=steps, lags=lags, features=columns)
     return da.map_blocks(
@@ -123,6 +124,7 @@ def _runs(windows: np.ndarray) -> list[tuple[int, int]]:
 def _proved(path: str, seal: str) -> tuple[Run, Series]:
     run = Run.open(path)
     require_series(run)
+    pa.default_memory_pool().release_unused()  # what reading a whole series took
     return run, Series(open_reader(run.series), None, run.job.run.dtype)
 
 

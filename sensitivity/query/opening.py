@@ -14,7 +14,7 @@ from ..site_index import SiteIndex
 from ..standing import stand
 from ..store import Run
 
-BLOCK_BYTES = 64 << 20
+BLOCK_BYTES = 32 << 20  # of J; a thread holds one, and as much again while it is decoded
 LABEL_BLOCK = 1 << 20
 
 
@@ -46,7 +46,7 @@ def open_run(path: str | Path) -> xr.Dataset:
     shards = max(1, BLOCK_BYTES // shard_bytes) if committed.all() else 1
     blocks = {"time": layout.shard_windows * shards, "output_step": layout.chunk_steps}
     for name in ("jacobian", "prediction"):
-        dataset[name] = dataset[name].chunk(blocks)
+        dataset[name] = dataset[name].copy(data=dataset[name].variable.chunk(blocks).data)
         if not committed.all():
             dataset[name] = dataset[name].copy(data=_masked(dataset[name].data, committed))
     return dataset.assign_attrs(run=str(run.place))

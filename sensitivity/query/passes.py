@@ -6,6 +6,7 @@ travels between tasks are sums.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +20,7 @@ from ..errors import Refused
 from .conditions import Grouping
 from .inputs import with_inputs
 from .sums import CELL, DIMS, INPUTS, TARGETS, Part, cell_bytes, merged, sums_of
-
-TOGETHER = 2  # sums added at a time: fewer are held than with more
+from .tasks import TOGETHER, tree
 
 
 @dataclass(frozen=True)
@@ -36,43 +36,30 @@ class Pass:
 
     def sums(self) -> list[Any]:
         """Delayed `Part`s, one for each block of output steps."""
-        jacobian = self.dataset["jacobian"]
-        arguments: list[Any] = [jacobian.data, "tsolf", self.codes, "t"]
-        prediction = inputs = False
-        if {*TARGETS, *INPUTS} & {*self.needs}:
-            prediction = True
-            chunks = jacobian.data.chunks[:3]
-            arguments += [self.dataset["prediction"].data.rechunk(chunks), "tso"]
-        if {*INPUTS} & {*self.needs}:
-            inputs = True
-            array = self.dataset["input"]
-            arguments += [array.data, "tslf" if "output_step" in array.dims else "tlf"]
-        states = da.blockwise(
-            _block,
-            "ts",
-            *arguments,
-            dtype=object,
-            adjust_chunks={"t": 1, "s": 1},
-            concatenate=False,
-            align_arrays=False,
-            meta=np.empty((0, 0), object),
-            needs=self.needs,
-            prediction=prediction,
-            inputs=inputs,
-        )
-        total = da.reduction(
-            states,
-            chunk=_same,
-            combine=_added,
-            aggregate=_added,
-            axis=(0,),
-            keepdims=True,
-            concatenate=False,
-            dtype=object,
-            meta=np.empty((0, 0), object),
-            split_every={0: TOGETHER},
-        )
-        return list(total.to_delayed(optimize_graph=False).ravel())
+        jacobian = self.dataset["jacobian"].data
+        known = {"prediction": self._prediction, "inputs": self._inputs}
+        others = {name: array for name, array in known.items() if array is not None}
+        arrays = [jacobian, self.codes, *others.values()]
+        function = functools.partial(_block, needs=self.needs, others=tuple(others))
+        times, steps = jacobian.numblocks[:2]
+        return [
+            tree(function, arrays, [[_place(array, i, step) for array in arrays] for i in range(times)], merged)
+            for step in range(steps)
+        ]
+
+    @property
+    def _prediction(self) -> da.Array | None:
+        if not {*TARGETS, *INPUTS} & {*self.needs}:
+            return None
+        return self.dataset["prediction"].data.rechunk(self.dataset["jacobian"].data.chunks[:3], method="tasks")
+
+    @property
+    def _inputs(self) -> da.Array | None:
+        """`(time, 1 or output_step, lag, feature)`"""
+        if not {*INPUTS} & {*self.needs}:
+            return None
+        inputs = self.dataset["input"]
+        return inputs.data if "output_step" in inputs.dims else inputs.data[:, None]
 
     def nothing(self) -> list[Part]:
         """What the sums are where no window counts."""
@@ -108,30 +95,16 @@ class Pass:
         return group * (self.groups * 2 + self.groups * branches // groups_apart)
 
 
-def _block(*blocks: Any, needs: tuple[str, ...], prediction: bool, inputs: bool) -> Part:
-    jacobian, codes, *others = map(_only, blocks)
-    known = others.pop(0) if prediction else None
-    x = others.pop(0) if inputs else None
-    if x is not None and x.ndim == 3:
-        x = x[:, None]
-    return sums_of(jacobian, codes, needs, known, x)
+def _place(array: da.Array, time: int, step: int) -> tuple[int, ...]:
+    """Of the block for these windows and output steps, or for all steps."""
+    place = (time, step if array.ndim > 1 and array.numblocks[1] > 1 else 0)
+    return (*place, *[0] * array.ndim)[: array.ndim]
 
 
-def _only(block: Any) -> np.ndarray:
-    """Out of the lists that Dask hands over for dimensions that are summed over, which have one block each."""
-    return _only(block[0]) if isinstance(block, list) else block
-
-
-def _same(part: Part, axis: Any, keepdims: bool) -> Part:
-    return part
-
-
-def _added(parts: Any, axis: Any, keepdims: bool) -> Part:
-    return merged(_flat(parts))
-
-
-def _flat(parts: Any) -> list[Part]:
-    return [parts] if isinstance(parts, Part) else [one for part in parts for one in _flat(part)]
+def _block(
+    jacobian: np.ndarray, codes: np.ndarray, *rest: np.ndarray, needs: tuple[str, ...], others: tuple[str, ...]
+) -> Part:
+    return sums_of(jacobian, codes, needs, **dict(zip(others, rest, strict=True)))
 
 
 def canonical(dataset: xr.Dataset, *, inputs: bool) -> xr.Dataset:

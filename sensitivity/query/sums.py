@@ -56,6 +56,10 @@ class Part:
     groups: np.ndarray
     sums: dict[str, np.ndarray]
 
+    def __sizeof__(self) -> int:
+        """With what it holds: Dask's workers mind how large a result is that they keep or fetch."""
+        return object.__sizeof__(self) + self.groups.nbytes + sum(field.nbytes for field in self.sums.values())
+
 
 @dataclass(frozen=True)
 class Block:
