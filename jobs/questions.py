@@ -56,8 +56,8 @@ output_options = together(
         show_default=True,
         metavar="WHERE",
         help="What computes it: threads of this process; a Dask cluster, by its scheduler's address, such as "
-        "tcp://10.0.0.5:8786; ray, the cluster that this machine is part of; ray:10.0.0.5:6379, another one. Workers must "
-        "see RUN, and what it has as its series, under the same path.",
+        "tcp://10.0.0.5:8786; ray, the cluster that this machine is part of; ray:10.0.0.5:6379, another one. Workers "
+        "must see RUN, and what it has as its series, under the same path.",
     ),
     click.option(
         "--format",
