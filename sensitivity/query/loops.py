@@ -31,22 +31,29 @@ def flat(values: np.ndarray) -> np.ndarray:
 
 
 @_compiled
-def add_moments(values, order, borders, count, total, total_abs, total_squares, least, largest, positive, negative):
-    """Add a block to sums `(group, cell)`: int64 counts, float64 sums, extremes in the block's dtype."""
+def add_moments(
+    values, order, borders, signs, sizes, count, total, total_abs, total_squares, least, largest, positive, negative
+):
+    """Add a block to sums `(group, cell)`: int64 counts, float64 sums, extremes in the block's dtype.
+
+    signs, sizes: whether counts of signs, and sums, are wanted; else they are left as they are.
+    """
     cells = values.shape[1]
     for group in range(len(borders) - 1):
         for first in range(0, cells, CELLS):
             last = min(cells, first + CELLS)
             for place in range(borders[group], borders[group + 1]):
                 row = values[order[place], first:last]
-                _add_sums(
-                    row,
-                    total[group, first:last],
-                    total_abs[group, first:last],
-                    total_squares[group, first:last],
-                )
-                _add_counts(row, count[group, first:last], positive[group, first:last], negative[group, first:last])
-                _add_extremes(row, least[group, first:last], largest[group, first:last])
+                _add_extremes(row, count[group, first:last], least[group, first:last], largest[group, first:last])
+                if sizes:
+                    _add_sums(
+                        row,
+                        total[group, first:last],
+                        total_abs[group, first:last],
+                        total_squares[group, first:last],
+                    )
+                if signs:
+                    _add_signs(row, positive[group, first:last], negative[group, first:last])
 
 
 @_compiled
@@ -60,20 +67,20 @@ def _add_sums(row, total, total_abs, total_squares):
 
 
 @_compiled
-def _add_counts(row, count, positive, negative):
+def _add_signs(row, positive, negative):
     for cell in range(len(row)):
         value = row[cell]
         finite = value - value == 0
-        count[cell] += finite
         positive[cell] += finite & (value > 0)
         negative[cell] += finite & (value < 0)
 
 
 @_compiled
-def _add_extremes(row, least, largest):
+def _add_extremes(row, count, least, largest):
     for cell in range(len(row)):
         value = row[cell]
         finite = value - value == 0
+        count[cell] += finite
         low, high = least[cell], largest[cell]
         least[cell] = value if finite & (value < low) else low
         largest[cell] = value if finite & (value > high) else high

@@ -37,6 +37,8 @@ INPUTS = {
     "elastic_abs": np.float64,
 }
 TARGETS = {"target_count": "count", "target_total": "total", "target_squares": "total_squares"}
+TOTALS = ("total", "total_abs", "total_squares")
+SIGNS = ("positive", "negative")
 HISTOGRAM = ("histogram", "tops")
 PRODUCTS = ("products", "complete")
 DIMS = {
@@ -96,26 +98,27 @@ def sums_of(
     groups, starts = np.unique(codes[order], return_index=True)
     block = Block(np.ascontiguousarray(jacobian), prediction, inputs, order, np.append(starts, len(order)))
     found: dict[str, np.ndarray] = {}
-    if {*MOMENTS, *HISTOGRAM} & {*needs}:
-        found |= _moments(block.jacobian, block)
+    if {*MOMENTS, *HISTOGRAM, *PRODUCTS} & {*needs}:
+        found |= _moments(block.jacobian, block, needs)
     if {*HISTOGRAM} & {*needs}:
         found |= _histogram(block, found)
     if {*INPUTS} & {*needs}:
         found |= _inputs(block)
     if {*TARGETS} & {*needs}:
         assert prediction is not None
-        moments = _moments(np.ascontiguousarray(prediction), block)
+        moments = _moments(np.ascontiguousarray(prediction), block, TOTALS)
         found |= {name: moments[field] for name, field in TARGETS.items()}
     if {*PRODUCTS} & {*needs}:
-        found |= _products(block)
+        found |= _products(block, found)
     return Part(groups, {name: found[name] for name in needs})
 
 
-def _moments(values: np.ndarray, block: Block) -> dict[str, np.ndarray]:
+def _moments(values: np.ndarray, block: Block, needs: Sequence[str]) -> dict[str, np.ndarray]:
     cells = flat(values)
     found = {name: np.zeros((block.groups, cells.shape[1]), kind or values.dtype) for name, kind in MOMENTS.items()}
     found["least"][:], found["largest"][:] = np.inf, -np.inf
-    loops.add_moments(cells, block.order, block.borders, *found.values())
+    signs, sizes = bool({*SIGNS} & {*needs}), bool({*TOTALS} & {*needs})
+    loops.add_moments(cells, block.order, block.borders, signs, sizes, *found.values())
     return {name: field.reshape(block.groups, *values.shape[1:]) for name, field in found.items()}
 
 
@@ -148,7 +151,7 @@ def _in_rows(inputs: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(inputs).reshape(windows, targets, lags * features)
 
 
-def _products(block: Block) -> dict[str, np.ndarray]:
+def _products(block: Block, moments: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     steps, outputs, *source = block.shape
     size = math.prod(source)
     found = np.zeros((block.groups, steps, outputs, size, size))
@@ -156,9 +159,12 @@ def _products(block: Block) -> dict[str, np.ndarray]:
     with one_thread():
         for group, step, output in np.ndindex(*complete.shape):
             rows = block.order[block.borders[group] : block.borders[group + 1]]
+            facts = {name: moments[name][group, step, output] for name in ("count", "least", "largest")}
             for start in range(0, len(rows), PRODUCT_ROWS):
                 tile = _rows(block.jacobian, rows[start : start + PRODUCT_ROWS])[:, step, output].reshape(-1, size)
-                found[group, step, output] += _gram(tile, complete[group, step], output)
+                gram, windows = _gram(tile, (facts["count"] == len(rows)).all(), _wide(facts))
+                found[group, step, output] += gram
+                complete[group, step, output] += windows
     return {"products": found.reshape(block.groups, *block.shape, *source), "complete": complete}
 
 
@@ -169,16 +175,20 @@ def _rows(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return values[rows]
 
 
-def _gram(tile: np.ndarray, complete: np.ndarray, output: int) -> np.ndarray:
-    """Σ J Jᵀ over rows `(window, source)` that are finite: in the block's dtype, if that holds the products."""
-    whole = np.isfinite(tile.sum(axis=1))
-    if not whole.all():
+def _wide(moments: dict[str, np.ndarray]) -> bool:
+    """Whether products of what there is need float64."""
+    known = moments["count"] > 0
+    largest = max(abs(moments["least"][known].min(initial=0)), abs(moments["largest"][known].max(initial=0)))
+    return bool(largest) and not SAFE[0] < largest < SAFE[1]
+
+
+def _gram(tile: np.ndarray, whole: bool, wide: bool) -> tuple[np.ndarray, int]:
+    """Σ J Jᵀ over rows `(window, source)` that are finite, and how many; in the block's dtype, or in float64."""
+    if not whole:
         tile = tile[np.isfinite(tile).all(axis=1)]
-    complete[output] += len(tile)
-    largest = max(np.abs(tile.max(initial=0)), np.abs(tile.min(initial=0)))
-    if largest and not SAFE[0] < largest < SAFE[1]:
+    if wide:
         tile = tile.astype(np.float64)
-    return tile.T @ tile
+    return tile.T @ tile, len(tile)
 
 
 def merged(parts: Iterable[Part]) -> Part:
