@@ -167,7 +167,8 @@ def _rows(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def _gram(tile: np.ndarray, complete: np.ndarray, output: int) -> np.ndarray:
     """Σ J Jᵀ over rows `(window, source)` that are finite: in the block's dtype, if that holds the products."""
-    whole = np.isfinite(tile.sum(axis=1))
+    with np.errstate(invalid="ignore", over="ignore"):  # infinities of either sign
+        whole = np.isfinite(tile.sum(axis=1))
     if not whole.all():
         tile = tile[np.isfinite(tile).all(axis=1)]
     complete[output] += len(tile)
