@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import dask
@@ -17,7 +18,7 @@ from ..site_index import SiteIndex
 from .expressions import Expression
 from .histogram import quantile
 from .inputs import features_of, newest, time_blocks
-from .sums import CELL, merged, sums_of
+from .sums import DIMS, merged, sums_of
 
 SEASONS = ("DJF", "MAM", "JJA", "SON")
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -29,6 +30,13 @@ CALENDAR: dict[str, Callable[[pd.DatetimeIndex], np.ndarray]] = {
     "year": lambda times: times.year.to_numpy(),
 }
 _ORDERED = {"season": SEASONS, "weekday": WEEKDAYS}
+# What answers, and the sums they are made of, call something else.
+TAKEN = {
+    *("time", *DIMS, *chain.from_iterable(DIMS.values()), "leaf", "period", "resample", "which"),
+    *("at", "component", "held", "mean", "mean_abs", "rms", "std", "min", "max", "share_positive", "sign_agreement"),
+    *("quantile", "error", "input_std", "importance", "share", "effective_memory", "nu", "constant", "bound"),
+    *("eigenvalue", "gap", "eigenvector", "activity", "periods", "block", "leaves", "resamples"),
+}
 EXACT = 1 << 24  # values whose quantiles are told from all of them; of more, from a histogram
 
 
@@ -53,9 +61,17 @@ def groupings(dataset: xr.Dataset, by: By) -> list[Grouping]:
     """
     found = [one if isinstance(one, Grouping) else _grouping(dataset, *one) for one in listed(by)]
     names = [one.name for one in found]
-    taken = [name for name in names if name in ("time", *CELL) or names.count(name) > 1]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise Refused("by", given=f"{twice[0]} twice", allowed="each name once", remedy="leave one out")
+    taken = [one.name for one, asked in zip(found, listed(by), strict=True) if one is not asked and one.name in TAKEN]
     if taken:
-        raise Refused("by", given=taken[0], allowed="each name once, and none of the Jacobian's", remedy="leave it out")
+        raise Refused(
+            "by",
+            given=taken[0],
+            allowed="names that an answer does not have for something else",
+            remedy="rename the column, or ask by another one",
+        )
     return found
 
 
@@ -74,7 +90,7 @@ def _parsed(text: str) -> tuple[str, Any]:
     if not colon:
         return text, None
     try:
-        return name, int(bins) if "," not in bins else [float(edge) for edge in bins.split(",")]
+        return name, int(bins) if bins.strip().isdecimal() else [float(edge) for edge in bins.split(",")]
     except ValueError:
         return text, None
 
@@ -95,7 +111,10 @@ def _grouping(dataset: xr.Dataset, name: str, bins: Any) -> Grouping:
         labels = np.array([label for label in _ORDERED[name] if (values == label).any()], object)
         codes = (values[:, None] == labels).argmax(axis=1) if len(labels) else np.zeros(len(values), np.int64)
     else:
-        labels, codes = np.unique(values, return_inverse=True)
+        known = np.isfinite(values) if values.dtype.kind == "f" else np.ones(len(values), bool)
+        labels, places = np.unique(values[known], return_inverse=True)
+        codes = np.full(len(values), -1)  # what has no value is in no group
+        codes[known] = places
     return Grouping(name, labels, _in_blocks(dataset, codes))
 
 
@@ -111,7 +130,7 @@ def _binned(dataset: xr.Dataset, name: str, bins: int | Sequence[float]) -> Grou
         edges = _edges(values, bins)
     else:
         edges = np.array(bins, float)
-        if len(edges) < 1 or not (np.diff(edges) > 0).all():
+        if not (len(edges) and np.isfinite(edges).all() and (np.diff(edges) > 0).all()):
             raise Refused("by", given=f"{name}:{bins}", allowed="rising edges", remedy=f"write {name}:0,1.5,3")
     codes = da.map_blocks(_bin, values, edges=edges, dtype=np.int64, meta=np.empty(0, np.int64))
     return Grouping(name, _bin_labels(edges), codes)
@@ -123,7 +142,9 @@ def _bin(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def _bin_labels(edges: np.ndarray) -> np.ndarray:
-    shown = [f"{edge:.4g}" for edge in edges]
+    shown = next(
+        texts for digits in range(4, 18) if len({*(texts := [f"{edge:.{digits}g}" for edge in edges])}) == len(edges)
+    )
     middle = [f"{low} to {high}" for low, high in zip(shown, shown[1:], strict=False)]
     return np.array([f"≤ {shown[0]}", *middle, f"> {shown[-1]}"], object)
 
@@ -167,7 +188,7 @@ def holding(dataset: xr.Dataset, where: str) -> da.Array:
         )
     named = [values_of(dataset, name, "where") for name in expression.names]
     try:
-        expression(dict(zip(expression.names, (np.ones(1, array.dtype) for array in named), strict=True)))
+        expression(dict(zip(expression.names, (_like_one_of(array) for array in named), strict=True)))
     except (TypeError, ValueError) as error:
         if isinstance(error, Refused):
             raise
@@ -182,6 +203,11 @@ def holding(dataset: xr.Dataset, where: str) -> da.Array:
         return expression(dict(zip(expression.names, blocks, strict=True)))
 
     return da.map_blocks(held, *named, dtype=bool, meta=np.empty(0, bool))
+
+
+def _like_one_of(values: da.Array) -> np.ndarray:
+    """What objects are is texts."""
+    return np.array(["text"], object) if values.dtype.kind == "O" else np.ones(1, values.dtype)
 
 
 def values_of(dataset: xr.Dataset, name: str, key: str = "by") -> da.Array:
