@@ -26,6 +26,8 @@ def errors_explained(command: Callable[..., Any]) -> Callable[..., Any]:
         except Refused as refusal:
             click.echo(f"sensitivity: {refusal}", err=True)
             sys.exit(INVALID)
+        except BrokenPipeError:  # who reads has seen enough: click ends quietly
+            raise
         except Exception as error:
             if os.environ.get(TRACEBACKS):
                 raise

@@ -50,6 +50,11 @@ def export_top(found: xr.Dataset, form: str | None, output: Path | None) -> None
     _write(found, _ranked(found, nested=_form(form, output) == "json"), form, output)
 
 
+def shows_windows(form: str | None, output: Path | None) -> bool:
+    """Whether what `export_top` writes has each window's input and Jacobian."""
+    return _form(form, output) in ("json", "netcdf", "zarr")
+
+
 def _form(form: str | None, output: Path | None) -> str:
     return form or (ENDINGS[output.suffix] if output is not None else "table")
 

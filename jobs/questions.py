@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,7 @@ def query(run: str, statistic: str, scheduler: str, form: str | None, output: Pa
     J is the derivative of an output by an input at a lag.
     """
     from sensitivity import query as queries
+    from sensitivity.errors import Refused
 
     from .export import export, require_writable
     from .query_on import on
@@ -107,9 +109,11 @@ def query(run: str, statistic: str, scheduler: str, form: str | None, output: Pa
     require_writable(form, output)
     options = _options(statistic, asked)
     between, by = asked.pop("between"), asked.pop("by")
+    if between and statistic == "trend":
+        raise Refused("--between", given="between with trend", allowed="no trend", remedy="leave it out")
     with damage_refused(run), on(scheduler):
         dataset, sites = opened(run, asked.pop("sites"), asked.pop("columns"))
-        how = {**_selected(asked), "by": [*(["site"] if sites else []), *by], "where": asked["where"]}
+        how = {**_selected(asked), "by": _by(by, sites, last=bool(between)), "where": asked["where"]}
         how |= {name: asked[name] for name in ("ci", "seed", "memory")}
         if statistic == "trend":
             found = queries.trend(dataset, **options, **_without_ci(how))
@@ -139,7 +143,7 @@ def top(run: str, scheduler: str, form: str | None, output: Path | None, **asked
     """
     from sensitivity import query as queries
 
-    from .export import export_top, require_writable
+    from .export import export_top, require_writable, shows_windows
     from .query_on import on
 
     require_writable(form, output)
@@ -147,7 +151,7 @@ def top(run: str, scheduler: str, form: str | None, output: Path | None, **asked
     with damage_refused(run), on(scheduler):
         dataset, _ = opened(run, asked.pop("sites"), asked.pop("columns"))
         found = queries.top(
-            queries.with_inputs(dataset),
+            queries.with_inputs(dataset) if shows_windows(form, output) else dataset,
             asked["count"],
             by=asked["score"],
             separation=int(separation) if separation and separation.isdecimal() else separation,
@@ -181,7 +185,7 @@ def compare(
     with damage_refused(f"{run_a} or {run_b}"), on(scheduler):
         sites, columns = asked.pop("sites"), asked.pop("columns")
         a, b = (opened(run, sites, columns)[0] for run in (run_a, run_b))
-        by = [*(["site"] if sites else []), *asked.pop("by")]
+        by = _by(asked.pop("by"), sites)
         how = {**_selected(asked), **{name: asked[name] for name in ("where", "ci", "seed", "memory")}}
         export(queries.compare(a, b, statistic, by=by, **how).compute(), form, output)
 
@@ -203,6 +207,12 @@ def opened(run: str, sites: tuple[str, ...], columns: Path | None) -> tuple[xr.D
     if columns is not None:
         dataset = queries.with_columns(dataset, columns)
     return dataset, sites
+
+
+def _by(names: tuple[str, ...], sites: tuple[str, ...], *, last: bool = False) -> list[str]:
+    """Sites that are named are told apart."""
+    own = ["site"] if sites and "site" not in names else []
+    return [*names, *own] if last else [*own, *names]
 
 
 def _selected(asked: dict[str, Any]) -> dict[str, Any]:
@@ -269,9 +279,17 @@ def damage_refused(run: str) -> Iterator[None]:
     except Refused:
         raise
     except (RuntimeError, ValueError) as error:
+        if not _in_store(error):
+            raise
         raise Refused(
             "run directory",
             given=f"{run}, of which a chunk cannot be read ({str(error).strip()})",
             allowed="a store as it was committed",
             remedy=f"sensitivity verify {shlex.quote(run)} names the damaged shards",
         ) from error
+
+
+def _in_store(error: BaseException) -> bool:
+    """Whether it was raised while a chunk was read."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__", "").partition(".")[0] in ("zarr", "numcodecs") for frame in frames)

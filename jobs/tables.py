@@ -27,7 +27,7 @@ def render(rows: Rows, form: str) -> str:
 
 def _csv(rows: Rows) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().rstrip("\n")
@@ -38,6 +38,8 @@ def table(rows: Rows, title: str | None = None) -> str:
 
     An interval stands in one column with what it is of; labels that are the same throughout are left out.
     """
+    if not rows:
+        return "nothing found"
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
     columns = _columns(rows)
     labels = [column for column in columns if column.label]

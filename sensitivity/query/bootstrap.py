@@ -143,12 +143,14 @@ def _quantile(ordered: np.ndarray, finite: np.ndarray, share: np.ndarray) -> np.
 
 
 def _influence(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """What each leaf moves its cell's mean by, times leaves: `(leaf, cell)` float64, zero where a leaf is empty.
+    """What each leaf moves its cell's mean by, times leaves: `(leaf, cell)` float64, zero where a leaf is empty, also
+    for that cell alone (NaN).
 
     The weighted mean's deviations c (m − m̄) / c̄, in units of the deviation of each cell; constant cells left out.
     """
     cells = np.arange(0, means.shape[1], max(1, -(-means.shape[1] // MOST_CELLS)))
     counts = np.broadcast_to(counts.reshape(len(counts), -1), means.shape)[:, cells].astype(np.float64)
+    counts = np.where(np.isnan(means[:, cells]), 0, counts)
     values = np.where(counts > 0, means[:, cells], 0).astype(np.float64)
     average = (counts * values).sum(axis=0) / np.maximum(counts.sum(axis=0), 1)
     found = counts * (values - average)

@@ -78,6 +78,6 @@ def _checked(dataset: xr.Dataset, frame: pd.DataFrame, keys: list[str]) -> pd.Da
 
 
 def _values(column: pd.Series) -> np.ndarray:
-    if pd.api.types.is_numeric_dtype(column):
+    if pd.api.types.is_numeric_dtype(column) or column.dropna().map(lambda value: isinstance(value, bool)).all():
         return column.to_numpy(np.float64)
     return column.astype(object).where(column.notna(), "").astype(str).to_numpy(object)

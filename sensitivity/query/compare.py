@@ -13,12 +13,12 @@ from ..errors import Refused
 from ..job import parse_bytes
 from .ask import MEMORY, ask, facts, statistic
 from .conditions import By, groupings, listed
-from .intervals import LEAF, LEAVES, Sure, answered, shaped, uncertain
+from .intervals import LEAF, LEAVES, Sure, answered, changing, shaped
 from .passes import as_dataset
 from .periods import span_of
 from .question import Question, lazily, question
 from .selection import select
-from .statistics import Statistic
+from .statistics import EXTREMES, Statistic
 from .sums import CELL, Part
 
 WHICH = "which"
@@ -35,7 +35,9 @@ def difference(
     Further `conditions` are those of `ask`.
     """
     base = statistic(of) if isinstance(of, str) else of
-    first, *others = listed(by)
+    if not (asked := listed(by)):
+        raise Refused("by", given="none", allowed="groups, to tell two of them apart", remedy='ask by "season", say')
+    first, *others = asked
     grouping = groupings(dataset, [first] if not isinstance(first, tuple) else dict([first]))[0]
     labels = [str(label) for label in grouping.labels]
     missing = [label for label in between if str(label) not in labels]
@@ -52,17 +54,18 @@ def difference(
 
 
 def _less(base: Statistic, dim: str, places: tuple[int, int]) -> Statistic:
-    return Statistic(
-        "difference", base.needs, partial(_finish, base=base, dim=dim, places=places), ending="_difference"
-    )
+    finish = partial(_finish, base=base, dim=dim, places=places)
+    extremes = tuple(f"{name}_difference" for name in EXTREMES)
+    return Statistic("difference", base.needs, finish, extremes, "_difference", (dim, places))
 
 
 def _finish(sums: xr.Dataset, base: Statistic, dim: str, places: tuple[int, int]) -> xr.Dataset:
-    a, b = (base.finish(sums.isel({dim: place})).drop_vars(dim, errors="ignore") for place in places)
+    a, b = (base.finish(sums.isel({dim: place})) for place in places)
+    a, b = (one.drop_vars({dim, "input_std"} & {*one.coords}) for one in (a, b))  # runs have each their own
     found: dict[str, Any] = {}
     for name in map(str, a.data_vars):
         found |= {f"{name}_a": a[name], f"{name}_b": b[name]}
-        if name in uncertain(base, a):
+        if name in changing(base, a):
             found[f"{name}_difference"] = a[name] - b[name]
     return xr.Dataset(found, attrs=a.attrs)
 
@@ -94,6 +97,7 @@ def compare(
     room = (memory if isinstance(memory, int) else parse_bytes(memory)) // 2
     sure = None if ci is None else Sure(ci, seed)
     asked = _questions(parts, base, by, where, sure, room)
+    _require_same_bins(by, *asked)
     made = _less(base, WHICH, (0, 1))
     answers = _Compared(made, [_labels(one) for one in asked], sure)
     shape = _Compared(made, [_labels(one, apart=False) for one in asked])(*(one.reading.nothing() for one in asked))
@@ -164,6 +168,19 @@ def _require_comparable(a: xr.Dataset, b: xr.Dataset) -> None:
             allowed="two runs of the same lags, features, outputs and output steps",
             remedy="choose those that both have, with lags, features, outputs or output_steps",
         )
+
+
+def _require_same_bins(by: By, a: Question, b: Question) -> None:
+    for one, first, second in zip(listed(by), a.groupings, b.groupings, strict=False):
+        own = isinstance(one, tuple) and isinstance(one[1], int)
+        if own and first.labels.tolist() != second.labels.tolist():
+            raise Refused(
+                "by",
+                given=f"{first.name}:{one[1]}, whose bins are {_shown(first.labels.tolist())} against "
+                f"{_shown(second.labels.tolist())}",
+                allowed="the same bins in both runs",
+                remedy=f"give the edges, as in {first.name}:0,1.5,3",
+            )
 
 
 def _shown(labels: list[Any]) -> str:

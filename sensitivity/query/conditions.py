@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import dask
@@ -17,7 +18,7 @@ from ..site_index import SiteIndex
 from .expressions import Expression
 from .histogram import quantile
 from .inputs import features_of, newest, time_blocks
-from .sums import CELL, merged, sums_of
+from .sums import DIMS, merged, sums_of
 
 SEASONS = ("DJF", "MAM", "JJA", "SON")
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -29,6 +30,13 @@ CALENDAR: dict[str, Callable[[pd.DatetimeIndex], np.ndarray]] = {
     "year": lambda times: times.year.to_numpy(),
 }
 _ORDERED = {"season": SEASONS, "weekday": WEEKDAYS}
+# What answers, and the sums they are made of, call something else.
+TAKEN = {
+    *("time", *DIMS, *chain.from_iterable(DIMS.values()), "leaf", "period", "resample", "which"),
+    *("at", "component", "held", "mean", "mean_abs", "rms", "std", "min", "max", "share_positive", "sign_agreement"),
+    *("quantile", "error", "input_std", "importance", "share", "effective_memory", "nu", "constant", "bound"),
+    *("eigenvalue", "gap", "eigenvector", "activity", "periods", "block", "leaves", "resamples"),
+}
 EXACT = 1 << 24  # values whose quantiles are told from all of them; of more, from a histogram
 
 
@@ -56,9 +64,18 @@ def groupings(dataset: xr.Dataset, by: By) -> list[Grouping]:
         for one in listed(by)
     ]
     names = [one.name for one in found]
-    taken = [name for name in names if name in CELL or names.count(name) > 1]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise Refused("by", given=f"{twice[0]} twice", allowed="each name once", remedy="leave one out")
+    pairs = zip(found, listed(by), strict=True)
+    taken = [one.name for one, asked in pairs if not isinstance(asked, Grouping) and one.name in TAKEN]
     if taken:
-        raise Refused("by", given=taken[0], allowed="each name once, and none of the Jacobian's", remedy="leave it out")
+        raise Refused(
+            "by",
+            given=taken[0],
+            allowed="names that an answer does not have for something else",
+            remedy="rename the column, or ask by another one",
+        )
     return found
 
 
@@ -77,7 +94,7 @@ def _parsed(text: str) -> tuple[str, Any]:
     if not colon:
         return text, None
     try:
-        return name, int(bins) if "," not in bins else [float(edge) for edge in bins.split(",")]
+        return name, int(bins) if bins.strip().isdecimal() else [float(edge) for edge in bins.split(",")]
     except ValueError:
         return text, None
 
@@ -98,7 +115,10 @@ def _grouping(dataset: xr.Dataset, name: str, bins: Any) -> Grouping:
         labels = np.array([label for label in _ORDERED[name] if (values == label).any()], object)
         codes = (values[:, None] == labels).argmax(axis=1) if len(labels) else np.zeros(len(values), np.int64)
     else:
-        labels, codes = np.unique(values, return_inverse=True)
+        known = np.isfinite(values) if values.dtype.kind == "f" else np.ones(len(values), bool)
+        labels, places = np.unique(values[known], return_inverse=True)
+        codes = np.full(len(values), -1)  # what has no value is in no group
+        codes[known] = places
     return Grouping(name, labels, _in_blocks(dataset, codes))
 
 
@@ -114,7 +134,7 @@ def _binned(dataset: xr.Dataset, name: str, bins: int | Sequence[float]) -> Grou
         edges = _edges(values, bins)
     else:
         edges = np.array(bins, float)
-        if len(edges) < 1 or not (np.diff(edges) > 0).all():
+        if not (len(edges) and np.isfinite(edges).all() and (np.diff(edges) > 0).all()):
             raise Refused("by", given=f"{name}:{bins}", allowed="rising edges", remedy=f"write {name}:0,1.5,3")
     codes = da.map_blocks(_bin, values, edges=edges, dtype=np.int64, meta=np.empty(0, np.int64))
     return Grouping(name, _bin_labels(edges), codes)
@@ -126,7 +146,9 @@ def _bin(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def _bin_labels(edges: np.ndarray) -> np.ndarray:
-    shown = [f"{edge:.4g}" for edge in edges]
+    shown = next(
+        texts for digits in range(4, 18) if len({*(texts := [f"{edge:.{digits}g}" for edge in edges])}) == len(edges)
+    )
     middle = [f"{low} to {high}" for low, high in zip(shown, shown[1:], strict=False)]
     return np.array([f"≤ {shown[0]}", *middle, f"> {shown[-1]}"], object)
 

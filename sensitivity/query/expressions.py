@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import Refused
 
 _QUOTED = re.compile(r"`([^`]+)`")
+_PLACED = r"_quoted_(\d+)_"
 _COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -50,13 +51,19 @@ class Expression:
             quoted.append(match[1])
             return f"_quoted_{len(quoted) - 1}_"
 
+        def restored(name: str) -> str:
+            match = re.fullmatch(_PLACED, name)
+            return quoted[int(match[1])] if match and int(match[1]) < len(quoted) else name
+
         try:
             self._tree = ast.parse(_QUOTED.sub(placed, text).strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError) as error:
             raise self._refused(getattr(error, "msg", None) or str(error)) from error
         for node in ast.walk(self._tree):
-            if isinstance(node, ast.Name) and (match := re.fullmatch(r"_quoted_(\d+)_", node.id)):
-                node.id = quoted[int(match[1])]
+            if isinstance(node, ast.Name):
+                node.id = restored(node.id)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                node.value = re.sub(_PLACED, lambda match: f"`{restored(match[0])}`", node.value)
         functions = {id(node.func) for node in ast.walk(self._tree) if isinstance(node, ast.Call)}
         found = [node for node in ast.walk(self._tree) if isinstance(node, ast.Name) and id(node) not in functions]
         self.names = tuple(dict.fromkeys(node.id for node in sorted(found, key=lambda node: node.col_offset)))

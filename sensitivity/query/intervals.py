@@ -17,10 +17,11 @@ import xarray as xr
 from ..errors import Refused
 from . import histogram
 from .blas import one_thread
-from .bootstrap import Resampling, interval, resampling
+from .bootstrap import Resampling, interval, resampling, weights
 from .conditions import Grouping
 from .periods import Span, stretches
-from .statistics import Statistic
+from .statistics import EXTREMES, Statistic
+from .sums import CELL
 
 LEAF = "leaf"
 LEAVES = (512, 256, 128, 64, 32)
@@ -51,6 +52,8 @@ class Sure:
     def __post_init__(self) -> None:
         if not 0.5 <= self.level < 1:
             raise Refused("ci", given=self.level, allowed="from 0.5 to below 1", remedy="write 0.9 for 90 % intervals")
+        if self.seed < 0:
+            raise Refused("seed", given=self.seed, allowed="0 or more", remedy="leave it out")
 
 
 def answered(statistic: Statistic, sums: xr.Dataset, sure: Sure) -> xr.Dataset:
@@ -89,19 +92,31 @@ def _in_shared_bins(counts: xr.DataArray, tops: xr.DataArray) -> xr.DataArray:
 
 
 def drawn_from(apart: xr.Dataset, seed: int, count: int) -> Resampling:
-    """How the record is resampled: as all groups and cells together say."""
-    kinds, weights = [], np.zeros(apart.sizes[LEAF])
+    """How the record is resampled: as all groups and cells together say; of two runs, as that with longer blocks."""
+    counts = apart[_counting(apart)]
+    runs = [dim for dim in counts.dims if dim not in (LEAF, *CELL, *apart.attrs["groupings"])]
+    sides = [apart.isel({dim: place}) for dim in runs for place in range(apart.sizes[dim])] or [apart]
+    found = max((_drawn_from(one, seed) for one in sides), key=lambda one: one.block)
+    filled = int((counts > 0).any([dim for dim in counts.dims if dim != LEAF]).sum())
+    return replace(found, weights=weights(apart.sizes[LEAF], found.block, count, seed), leaves=filled)
+
+
+def _drawn_from(apart: xr.Dataset, seed: int) -> Resampling:
+    """From its first leaf that is not empty to the last."""
+    kinds, sizes = [], np.zeros(apart.sizes[LEAF])
     for total, number in _KINDS:
         if total in apart and number in apart:
             sums, counts = (_by_leaf(apart[name], apart) for name in (total, number))
             kinds.append(_means(sums, counts))
-            weights = np.maximum(weights, counts.max(axis=1))
+            sizes = np.maximum(sizes, counts.max(axis=1))
     if "products" in apart:
         squares = _diagonal(apart["products"])
         counts = _by_leaf(apart["complete"].broadcast_like(squares), apart)
         kinds.append(_means(_by_leaf(squares, apart), counts))
-        weights = np.maximum(weights, counts.max(axis=1))
-    return resampling(kinds, weights, count, seed)
+        sizes = np.maximum(sizes, counts.max(axis=1))
+    filled = np.flatnonzero(sizes)
+    span = slice(filled[0], filled[-1] + 1) if len(filled) else slice(None)
+    return resampling([means[span] for means in kinds], sizes[span], 1, seed)
 
 
 def _means(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -139,7 +154,7 @@ def _groups(sums: xr.Dataset, names: list[str]) -> Iterator[dict[str, object]]:
 def _ends(statistic: Statistic, point: xr.Dataset, apart: xr.Dataset, drawn: Resampling, level: float) -> xr.Dataset:
     """Of one group, whose own leaves say how much there is of it."""
     replicates = replicated(statistic, apart, drawn.weights)
-    own = replace(drawn, leaves=_filled(apart))
+    own = replace(drawn, leaves=_filled(apart, statistic.sides))
     found: dict[str, Any] = {}
     for name in uncertain(statistic, point):
         values = replicates[name].transpose("resample", *point[name].dims)
@@ -148,16 +163,27 @@ def _ends(statistic: Statistic, point: xr.Dataset, apart: xr.Dataset, drawn: Res
     return xr.Dataset(found)
 
 
-def _filled(apart: xr.Dataset) -> int:
-    name = next(name for name in ("count", "complete", "input_count", "elastic_count") if name in apart)
-    counts = apart[name].transpose(LEAF, ...).values
-    return int((counts.reshape(len(counts), -1) > 0).any(axis=1).sum())
+def _filled(apart: xr.Dataset, sides: tuple[str, tuple[int, int]] | None) -> int:
+    """How many leaves hold data: of a difference, those of the side that has fewer."""
+    there = apart[_counting(apart)] > 0
+    if sides is not None:
+        there = there.isel({sides[0]: list(sides[1])})
+    return int(there.any([dim for dim in there.dims if dim in CELL]).sum(LEAF).min())
+
+
+def _counting(apart: xr.Dataset) -> str:
+    return next(name for name in ("count", "complete", "input_count", "elastic_count") if name in apart)
 
 
 def uncertain(statistic: Statistic, point: xr.Dataset) -> list[str]:
     """The variables that get an interval."""
     names = [str(name) for name in point.data_vars if name not in statistic.sure]
     return [name for name in names if name.endswith(statistic.ending)]
+
+
+def changing(statistic: Statistic, point: xr.Dataset) -> list[str]:
+    """The variables whose differences and trends are told: extremes, too."""
+    return [str(name) for name in point.data_vars if name not in statistic.sure or name in EXTREMES]
 
 
 def replicated(statistic: Statistic, apart: xr.Dataset, weights: np.ndarray) -> xr.Dataset:

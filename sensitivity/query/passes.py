@@ -118,7 +118,7 @@ def canonical(dataset: xr.Dataset, *, inputs: bool) -> xr.Dataset:
             }
             dataset = dataset.drop_vars([*variables, *([dim] if dim in dataset.coords else [])]).assign(widened)
     if "input_std" in dataset.coords and not dataset["input_std"].dims:
-        dataset = dataset.assign_coords(input_std=("feature", [dataset["input_std"].item()]))
+        dataset = dataset.assign_coords(input_std=("feature", [dataset["input_std"].values.item()]))
     jacobian = dataset["jacobian"].transpose("time", *CELL)
     whole = {"output": -1, "lag": -1, "feature": -1}
     dataset["jacobian"] = jacobian.copy(data=jacobian.variable.chunk(whole).data)

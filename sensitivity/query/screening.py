@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from ..errors import Refused
-from .statistics import Statistic
+from .statistics import Statistic, variance
 
 NOTE = (
     "screening index: an upper bound of the total Sobol index if inputs were independent of each other and distributed "
@@ -77,13 +77,13 @@ def _finish(sums: xr.Dataset, constants: Mapping[str, tuple[float | None, float]
     constant = known.fillna(xr.DataArray([one[1] for one in chosen], dims="feature") * variances)
     nu = sums["total_squares"] / sums["count"].where(sums["count"] > 0)
     windows = sums["target_count"].where(sums["target_count"] > 0)
-    variance = sums["target_squares"] / windows - np.square(sums["target_total"] / windows)
+    varied = variance(sums["target_squares"] / windows, sums["target_total"] / windows)
     return xr.Dataset(
         {
             "count": sums["count"],
             "nu": nu,
             "constant": constant.broadcast_like(nu),
-            "bound": nu * constant / variance.where(variance > 0),
+            "bound": nu * constant / varied.where(varied > 0),
         },
         attrs={"note": NOTE},
     )

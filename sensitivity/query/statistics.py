@@ -20,24 +20,34 @@ from . import histogram
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 HELD = (0.5, 0.9, 0.99)
 COMPONENTS = 10
+EXTREMES = ("min", "max")
+ROUNDING = 1e-12  # of sums of squares in float64, relative
 
 
 @dataclass(frozen=True)
 class Statistic:
     """needs: names of sums. finish: makes its variables of them. sure: variables that sampling leaves as they are, or
-    of which it cannot say; ending: of the names of all others.
+    of which it cannot say; ending: of the names of all others. sides: of a difference, a dimension of the sums and two
+    places in it.
     """
 
     name: str
     needs: tuple[str, ...]
     finish: Callable[[xr.Dataset], xr.Dataset]
-    sure: tuple[str, ...] = ("count", "input_std", "min", "max")  # resamples never surpass an extreme
+    sure: tuple[str, ...] = ("count", "input_std", *EXTREMES)  # resamples never surpass an extreme
     ending: str = ""
+    sides: tuple[str, tuple[int, int]] | None = None
 
 
 def _over(total: xr.DataArray, count: xr.DataArray) -> xr.DataArray:
     """NaN where nothing counts."""
     return total / count.where(count > 0)
+
+
+def variance(mean_square: xr.DataArray, mean: xr.DataArray) -> xr.DataArray:
+    """Zero where it is less than what rounding leaves of the difference: where values are the same to six digits."""
+    found = mean_square - np.square(mean)
+    return found.where(~(found < ROUNDING * mean_square), 0)
 
 
 def _mean(sums: xr.Dataset) -> xr.Dataset:
@@ -53,8 +63,8 @@ def _rms(sums: xr.Dataset) -> xr.Dataset:
 
 
 def _std(sums: xr.Dataset) -> xr.Dataset:
-    variance = _over(sums["total_squares"], sums["count"]) - np.square(_over(sums["total"], sums["count"]))
-    return xr.Dataset({"count": sums["count"], "std": np.sqrt(variance.clip(min=0))})
+    found = variance(_over(sums["total_squares"], sums["count"]), _over(sums["total"], sums["count"]))
+    return xr.Dataset({"count": sums["count"], "std": np.sqrt(found)})
 
 
 def _min(sums: xr.Dataset) -> xr.Dataset:

@@ -11,7 +11,7 @@ import xarray as xr
 from ..errors import Refused
 from .ask import ask, statistic
 from .conditions import By, Grouping, listed
-from .intervals import uncertain
+from .intervals import changing
 from .periods import COUNTED, YEAR, as_numbers, calendar, span_of, stretches
 from .slopes import LEAST_PERIODS, theil_sen
 from .statistics import Statistic
@@ -80,7 +80,7 @@ def _finish(sums: xr.Dataset, base: Statistic, level: float, kind: str, dates: b
     count = values["count"].where(values["count"] > 0)
     enough = count >= PARTIAL * count.median(PERIOD)
     found: dict[str, Any] = {"count": values["count"].sum(PERIOD)}
-    for name in uncertain(base, values):
+    for name in changing(base, values):
         field = values[name].where(enough).transpose(PERIOD, ...)
         slopes = theil_sen(field.values, positions, level, seasons)
         parts = {"slope": slopes.slope, "slope_low": slopes.low, "slope_high": slopes.high, "p": slopes.p_value}
