@@ -102,6 +102,8 @@ def _parsed(text: str) -> tuple[str, Any]:
 def _grouping(dataset: xr.Dataset, name: str, bins: Any) -> Grouping:
     if bins is not None:
         return _binned(dataset, name, bins)
+    if name == "site" and name in dataset.coords and name not in dataset.xindexes:
+        dataset = dataset.set_xindex(name, SiteIndex)  # of sites that were chosen, in the order they were
     if isinstance(index := dataset.xindexes.get(name), SiteIndex):
         return Grouping(name, np.array(index.names, object), _in_blocks(dataset, index.codes))
     if name not in _known(dataset):
