@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from ..errors import Refused
 from ..job import parse_bytes
-from ..query import ask, select, statistic
+from ..query import ask_together, select, statistic
 from ..query.ask import MEMORY, question
 from ..query.conditions import By
 from ..query.statistics import Statistic
@@ -99,13 +99,14 @@ def wanted(
         if name not in ("window", "comparison"):
             groups.setdefault((KINDS[name].by, KINDS[name].intervals and _sure(asking)), []).append(name)
     found: dict[str, Any] = {}
-    for (by, sure), members in groups.items():
-        found |= _asked(dataset, members, by, asking if sure else _unsure(asking))
+    asked = [(members, by, asking if sure else _unsure(asking)) for (by, sure), members in groups.items()]
+    for one in _asked(dataset, asked):
+        found |= one
     if "window" in kinds:
         own = ("where", "lags", "features", "outputs", "output_steps")
         found["window"] = window.story(dataset, time=time, **{key: asking[key] for key in own if key in asking})
     if "comparison" in kinds:
-        both = [_asked(one, ["comparison"], None, _unsure(asking))["comparison"] for one in (dataset, against)]
+        both = [_asked(one, [(["comparison"], None, _unsure(asking))])[0]["comparison"] for one in (dataset, against)]
         found["comparison"] = comparison.side_by_side(both, names)
     return {name: found[name] for name in kinds}
 
@@ -141,14 +142,22 @@ def _unsure(asking: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in asking.items() if key not in INTERVALS}
 
 
-def _asked(
-    dataset: xr.Dataset | None, members: Sequence[str], by: Grouped | None, asking: dict[str, Any]
-) -> dict[str, xr.Dataset]:
-    """Of kinds with the same groups: one question."""
+Asked = tuple[Sequence[str], Grouped | None, dict[str, Any]]
+
+
+def _asked(dataset: xr.Dataset | None, each: Sequence[Asked]) -> list[dict[str, xr.Dataset]]:
+    """Kinds with the same groups are one question; all questions together are one pass."""
     assert dataset is not None
-    named = {_name(one): one for member in members for one in KINDS[member].statistics}
-    found = ask(dataset, list(named.values()), by=None if by is None else by(dataset, asking), **asking)
-    return {member: _merged(dataset, [found[_name(one)] for one in KINDS[member].statistics]) for member in members}
+    questions = []
+    for members, by, asking in each:
+        named = {_name(one): one for member in members for one in KINDS[member].statistics}
+        groups = None if by is None else by(dataset, asking)
+        questions.append({"names": list(named.values()), "by": groups, **asking})
+    answers = zip(each, ask_together(dataset, questions), strict=True)
+    return [
+        {member: _merged(dataset, [found[_name(one)] for one in KINDS[member].statistics]) for member in members}
+        for (members, _, _), found in answers
+    ]
 
 
 def _name(one: str | Statistic) -> str:

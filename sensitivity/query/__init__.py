@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .ask import FACTORIES, ask, asking, statistic
+from .ask import FACTORIES, ask, ask_together, asking, statistic
 from .columns import with_columns
 from .compare import compare, difference
 from .inputs import with_inputs
@@ -33,6 +33,7 @@ __all__ = [
     "FACTORIES",
     "active_subspace",
     "ask",
+    "ask_together",
     "compare",
     "dgsm",
     "difference",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import xarray as xr
@@ -13,7 +13,7 @@ from ..job import parse_bytes
 from . import screening, statistics, subspace
 from .conditions import By
 from .intervals import Sure
-from .question import question
+from .question import Question, answered_together, question
 from .selection import select
 from .statistics import Statistic
 
@@ -75,12 +75,41 @@ def ask(
     Each dataset has `count`: how many windows its values are from, which are those that are committed, whole, and
     chosen. The attribute `windows` says how many the dataset has, `committed` how many of these are committed.
     """
+    how = {"by": by, "where": where, "lags": lags, "features": features, "outputs": outputs}
+    how |= {"output_steps": output_steps, "ci": ci, "seed": seed, "memory": memory}
+    return ask_together(dataset, [{"names": names, **how}])[0]
+
+
+def ask_together(dataset: xr.Dataset, each: Sequence[Mapping[str, Any]]) -> list[dict[str, xr.Dataset]]:
+    """Several questions to one dataset, each the arguments of `ask`: blocks that several need are read once for all.
+
+    They need the same where they are about the same lags, features, outputs and output steps.
+    """
+    asked = [_question(dataset, **one) for one in each]
+    known = facts(dataset)
+    return [
+        {made.name: answer.assign_attrs(known) for made, answer in zip(one.statistics, answers, strict=True)}
+        for one, answers in zip(asked, answered_together(asked), strict=True)
+    ]
+
+
+def _question(
+    dataset: xr.Dataset,
+    names: Sequence[str | Statistic],
+    by: By = None,
+    where: str | None = None,
+    lags: Any = None,
+    features: Any = None,
+    outputs: Any = None,
+    output_steps: Any = None,
+    ci: float | None = None,
+    seed: int = 0,
+    memory: str | int = MEMORY,
+) -> Question:
     chosen = tuple(statistic(name) if isinstance(name, str) else name for name in names)
     room = memory if isinstance(memory, int) else parse_bytes(memory)
     part = select(dataset, lags, features, outputs, output_steps)
-    asked = question(part, chosen, by, where, None if ci is None else Sure(ci, seed), room)
-    found = asked.lazily()
-    return {one.name: answer.assign_attrs(facts(dataset)) for one, answer in zip(chosen, found, strict=True)}
+    return question(part, chosen, by, where, None if ci is None else Sure(ci, seed), room)
 
 
 def facts(dataset: xr.Dataset) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ..job import parse_bytes
 from .ask import MEMORY, ask, facts, statistic
 from .conditions import By, groupings, listed
 from .intervals import LEAF, LEAVES, Sure, answered, changing, shaped
-from .passes import as_dataset
+from .passes import as_dataset, sums_together
 from .periods import span_of
 from .question import Question, lazily, question
 from .selection import select
@@ -102,7 +102,7 @@ def compare(
     answers = _Compared(made, [_labels(one) for one in asked], sure)
     shape = _Compared(made, [_labels(one, apart=False) for one in asked])(*(one.reading.nothing() for one in asked))
     shapes = shape if sure is None else [shaped(made, shape[0], sure)]
-    found = lazily(answers, [one.reading.sums() for one in asked], shapes)[0]
+    found = lazily(answers, sums_together([one.reading for one in asked]), shapes)[0]
     sides = {f"{name}_{side}": value for side, one in (("a", a), ("b", b)) for name, value in facts(one).items()}
     return found.assign_attrs(sides | {"of": base.name})
 

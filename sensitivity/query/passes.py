@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import xarray as xr
+from dask.delayed import Delayed
 
 from ..errors import Refused
 from .conditions import Grouping
@@ -34,18 +37,11 @@ class Pass:
     groups: int
     needs: tuple[str, ...]
 
-    def sums(self) -> list[Any]:
-        """Delayed `Part`s, one for each block of output steps."""
-        jacobian = self.dataset["jacobian"].data
-        known = {"prediction": self._prediction, "inputs": self._inputs}
-        others = {name: array for name, array in known.items() if array is not None}
-        arrays = [jacobian, self.codes, *others.values()]
-        function = functools.partial(_block, needs=self.needs, others=tuple(others))
-        times, steps = jacobian.numblocks[:2]
-        return [
-            tree(function, arrays, [[_place(array, i, step) for array in arrays] for i in range(times)], merged)
-            for step in range(steps)
-        ]
+    @property
+    def others(self) -> dict[str, da.Array]:
+        """What is read beside the Jacobian, by the names that `sums_of` has for it."""
+        known = {"codes": self.codes, "prediction": self._prediction, "inputs": self._inputs}
+        return {name: array for name, array in known.items() if array is not None}
 
     @property
     def _prediction(self) -> da.Array | None:
@@ -101,10 +97,47 @@ def _place(array: da.Array, time: int, step: int) -> tuple[int, ...]:
     return (*place, *[0] * array.ndim)[: array.ndim]
 
 
-def _block(
-    jacobian: np.ndarray, codes: np.ndarray, *rest: np.ndarray, needs: tuple[str, ...], others: tuple[str, ...]
-) -> Part:
-    return sums_of(jacobian, codes, needs, **dict(zip(others, rest, strict=True)))
+def sums_together(passes: Sequence[Pass]) -> list[list[Delayed]]:
+    """For each pass delayed `Part`s, one for each block of output steps. Blocks are read once for all passes that have
+    the same.
+    """
+    alike: dict[str, list[int]] = {}
+    for i, one in enumerate(passes):
+        alike.setdefault(one.dataset["jacobian"].data.name, []).append(i)
+    found: dict[int, list[Delayed]] = {}
+    for members in alike.values():
+        for i, parts in zip(members, _sums_of_same([passes[i] for i in members]), strict=True):
+            found[i] = parts
+    return [found[i] for i in range(len(passes))]
+
+
+def _sums_of_same(passes: Sequence[Pass]) -> list[list[Delayed]]:
+    jacobian = passes[0].dataset["jacobian"].data
+    arrays = {array.name: array for array in (jacobian, *(array for one in passes for array in one.others.values()))}
+    places = {name: i for i, name in enumerate(arrays)}
+    wants = tuple((one.needs, {role: places[array.name] for role, array in one.others.items()}) for one in passes)
+    function, several = functools.partial(_block, wants=wants), list(arrays.values())
+    times, steps = jacobian.numblocks[:2]
+    sums = [
+        tree(function, several, [[_place(array, i, step) for array in several] for i in range(times)], _each_merged)
+        for step in range(steps)
+    ]
+    return [[dask.delayed(operator.getitem)(one, i) for one in sums] for i in range(len(passes))]
+
+
+Wants = tuple[tuple[tuple[str, ...], dict[str, int]], ...]
+
+
+def _block(*blocks: np.ndarray, wants: Wants) -> list[Part]:
+    """A part for each pass: `wants` are its sums, and where in `blocks` it finds what these are of."""
+    return [
+        sums_of(blocks[0], needs=needs, **{role: blocks[place] for role, place in roles.items()})
+        for needs, roles in wants
+    ]
+
+
+def _each_merged(parts: Sequence[list[Part]]) -> list[Part]:
+    return [merged(several) for several in zip(*parts, strict=True)]
 
 
 def canonical(dataset: xr.Dataset, *, inputs: bool) -> xr.Dataset:

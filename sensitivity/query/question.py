@@ -14,7 +14,7 @@ import xarray as xr
 
 from .conditions import By, Grouping, groupings, holding
 from .intervals import FACTS, LEAF, LEAVES, Span, Sure, answered, leaves, shaped
-from .passes import Pass, as_dataset, canonical, combined, labels_of
+from .passes import Pass, as_dataset, canonical, combined, labels_of, sums_together
 from .statistics import Statistic
 from .sums import INPUTS, Part
 
@@ -38,10 +38,6 @@ class Question:
     @property
     def answers(self) -> Answers:
         return Answers(self.statistics, labels_of(self.dataset, self.groupings), self.sure)
-
-    def lazily(self) -> list[xr.Dataset]:
-        """The answers, one dataset a statistic: lazy."""
-        return lazily(self.answers, [self.reading.sums()], self.shapes)
 
     @property
     def shapes(self) -> list[xr.Dataset]:
@@ -98,6 +94,12 @@ def question(
             return found
     found.reading.require_room(memory, count)
     return found
+
+
+def answered_together(asked: Sequence[Question]) -> list[list[xr.Dataset]]:
+    """The answers to several questions, one dataset a statistic: lazy, and blocks that several need are read once."""
+    sums = sums_together([one.reading for one in asked])
+    return [lazily(one.answers, [parts], one.shapes) for one, parts in zip(asked, sums, strict=True)]
 
 
 def lazily(
