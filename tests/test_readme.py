@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -32,11 +33,11 @@ def test_the_readme_from_job_file_to_dask(tmp_path, ray_session, monkeypatch):
 
     commands = re.findall(r"^    sensitivity (.+?)(?:  +#.*)?$", README, re.MULTILINE)
     names = [command.split()[0] for command in commands]
-    assert names == ["plan", "run", "submit", "resume", "status", "verify", "query", "query", "plot"]
+    assert names == ["plan", "run", "submit", "resume", "status", "verify", "query", "query", "top", "compare", "plot"]
     for command in commands:
         if command.startswith("submit "):  # needs a cluster: tests/jobs/test_submit.py runs it on one
             continue
-        result = CliRunner().invoke(main, command.split())
+        result = CliRunner().invoke(main, shlex.split(command))
         assert result.exit_code == 0, result.output
     assert Path("heatmap.png").exists()
 

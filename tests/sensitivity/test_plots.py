@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import dask
 import dask.array as da
@@ -15,10 +16,15 @@ from sensitivity import open_run, plots, query
 from sensitivity.errors import Refused
 from sensitivity.plots import KINDS, draw, plot, save, show, wanted
 from sensitivity.query.conditions import Grouping
-from tests.sensitivity.test_query import dataset as in_memory
+from tests.sensitivity.asking import dataset
 from tests.sensitivity.test_query import half_done  # noqa: F401
 
 STATISTICAL = [kind for kind in KINDS if kind not in ("window", "comparison")]
+
+
+def in_memory(values: np.ndarray, chunks: Any) -> xr.Dataset:
+    """Without times, predictions and inputs."""
+    return dataset(values, chunks).drop_vars(["time", "prediction", "input"])
 
 
 def series(values: np.ndarray, start: str = "2019-11-03", freq: str = "7h") -> xr.Dataset:

@@ -8,8 +8,7 @@ import xarray as xr
 
 from sensitivity.plots import show
 from sensitivity.plots.times import time_bins
-from tests.sensitivity.test_plots import pixels, random, series, sizes, texts
-from tests.sensitivity.test_query import dataset as in_memory
+from tests.sensitivity.test_plots import in_memory, pixels, random, series, sizes, texts
 
 
 def test_time_is_cut_into_bins_of_windows():
