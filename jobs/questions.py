@@ -164,7 +164,7 @@ def top(run: str, scheduler: str, form: str | None, output: Path | None, **asked
 @click.command()
 @click.argument("run_a")
 @click.argument("run_b")
-@STATISTIC
+@click.argument("statistic", type=click.Choice(STATISTICS[:-1]), metavar="STATISTIC")
 @selection_options
 @condition_options
 @output_options
@@ -184,13 +184,15 @@ def compare(
     require_writable(form, output)
     with damage_refused(f"{run_a} or {run_b}"), on(scheduler):
         sites, columns = asked.pop("sites"), asked.pop("columns")
-        a, b = (opened(run, sites, columns)[0] for run in (run_a, run_b))
+        a, b = (opened(run, sites, columns, run)[0] for run in (run_a, run_b))
         by = _by(asked.pop("by"), sites)
         how = {**_selected(asked), **{name: asked[name] for name in ("where", "ci", "seed", "memory")}}
         export(queries.compare(a, b, statistic, by=by, **how).compute(), form, output)
 
 
-def opened(run: str, sites: tuple[str, ...], columns: Path | None) -> tuple[xr.Dataset, tuple[str, ...]]:
+def opened(
+    run: str, sites: tuple[str, ...], columns: Path | None, called: str = "the run"
+) -> tuple[xr.Dataset, tuple[str, ...]]:
     """The run's dataset, of these sites alone, with columns of the user's; what it lacks is said."""
     from sensitivity import query as queries
 
@@ -198,7 +200,7 @@ def opened(run: str, sites: tuple[str, ...], columns: Path | None) -> tuple[xr.D
     committed = int(dataset["committed"].sum())
     if committed < dataset.sizes["time"]:
         click.echo(
-            f"the run is not complete: {committed:,} of {dataset.sizes['time']:,} windows are committed", err=True
+            f"{called} is not complete: {committed:,} of {dataset.sizes['time']:,} windows are committed", err=True
         )
     if sites:
         for site in sites:

@@ -65,7 +65,8 @@ def ask(
     dataset: what `open_run` returned, or a selection of it. names: of `FACTORIES`, or `Statistic`s.
     by: groups of windows, a dimension each: "season", "month", "hour", "weekday", "year", "site", any coordinate along
         time; "rain:4", "prediction:3": quantile bins of an input at the window's last step, of the prediction, or of a
-        numeric coordinate; "rain:0,1.5": bins with these edges.
+        numeric coordinate; "rain:0,1.5": bins with these edges. Quantiles are those of all windows of the dataset,
+        and read when the question is put. Where a feature has a name of the calendar's, the calendar is meant.
     where: only windows for which this holds, such as "rain > 0.5 and month in (6, 7, 8)".
     lags: "0:24" (both included), or a list; features, outputs, output_steps: lists of labels.
     ci: level of confidence intervals, such as 0.9: `NAME_low` and `NAME_high` beside every variable but counts and
@@ -107,6 +108,9 @@ def _question(
     memory: str | int = MEMORY,
 ) -> Question:
     chosen = tuple(statistic(name) if isinstance(name, str) else name for name in names)
+    if len({one.name for one in chosen}) < len(chosen):
+        given = ", ".join(one.name for one in chosen)
+        raise Refused("names", given=given, allowed="each statistic once", remedy="ask twice, with ask_together")
     room = memory if isinstance(memory, int) else parse_bytes(memory)
     part = select(dataset, lags, features, outputs, output_steps)
     return question(part, chosen, by, where, None if ci is None else Sure(ci, seed), room)

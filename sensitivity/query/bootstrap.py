@@ -62,20 +62,23 @@ class Resampling:
         return float(self.inflation * student / special.ndtri(tail))
 
 
-def resampling(kinds: Sequence[np.ndarray], counts: np.ndarray, resamples: int = 1000, seed: int = 0) -> Resampling:
+def resampling(
+    kinds: Sequence[np.ndarray], counts: np.ndarray, resamples: int = 1000, seed: int = 0, least: int = 1
+) -> Resampling:
     """How to resample a record with `counts` `(leaf, cell)` or `(leaf,)` of windows in its leaves.
 
     `kinds`: leaf means `(leaf, cell)` of each quantity that statistics are made of, in its unit: J and |J|, say, since
-    sizes may depend on the past where signs do not. The kind with the longest blocks counts.
+    sizes may depend on the past where signs do not. The kind with the longest blocks counts. `least`: leaves that are
+    known to depend on each other, which a block has at least.
     """
     influences = [_influence(means, counts) for means in kinds]
     lengths = [_block_length(influence, counts) for influence in influences]
-    block = max(lengths)
+    block = max(least, *lengths)
     return Resampling(
         weights=weights(len(counts), block, resamples, seed),
         block=block,
         leaves=_filled(counts),
-        inflation=_inflation(influences[lengths.index(block)], block),
+        inflation=_inflation(influences[int(np.argmax(lengths))], block),
         seed=seed,
     )
 

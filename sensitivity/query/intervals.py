@@ -19,7 +19,7 @@ from . import histogram
 from .blas import one_thread
 from .bootstrap import Resampling, interval, resampling, weights
 from .conditions import Grouping
-from .periods import Span, stretches
+from .periods import Span, as_numbers, stretches
 from .statistics import EXTREMES, Statistic
 from .sums import CELL
 
@@ -40,6 +40,16 @@ _KINDS = (
 def leaves(dataset: xr.Dataset, count: int, span: Span | None = None) -> Grouping:
     """`count` equal stretches of a span of time, by default the dataset's; as many as windows, if these are fewer."""
     return stretches(dataset, min(count, max(1, dataset.sizes["time"])) if span is None else count, LEAF, span)
+
+
+def overlap(dataset: xr.Dataset, leaf: Grouping) -> int:
+    """How many leaves the steps of one window span, at least 1: windows that share steps depend on each other."""
+    times = as_numbers(dataset["time"].values)
+    between, width = np.diff(times), np.diff(as_numbers(leaf.labels[:2]))
+    if not (between > 0).any() or not len(width):
+        return 1
+    length = dataset.attrs.get("length", int(dataset["lag"].max()) + 1) / dataset.attrs.get("stride", 1)
+    return max(1, math.ceil(length * between[between > 0].min() / width[0] * (1 - 1e-3)))
 
 
 @dataclass(frozen=True)
@@ -78,8 +88,8 @@ def over_leaves(sums: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset]:
         elif name == "tops":
             whole[name] = apart[name] = field.max(LEAF)
         elif name == "histogram":
-            apart[name] = _in_shared_bins(field, sums["tops"])
-            whole[name] = apart[name].sum(LEAF)
+            shared = _in_shared_bins(field, sums["tops"])
+            whole[name], apart[name] = shared.sum(LEAF), shared.astype(np.float32)  # exact to 16 million windows a leaf
         else:
             whole[name], apart[name] = field.sum(LEAF), field
     labels = sums.drop_vars(sums.data_vars)
@@ -96,12 +106,13 @@ def drawn_from(apart: xr.Dataset, seed: int, count: int) -> Resampling:
     counts = apart[_counting(apart)]
     runs = [dim for dim in counts.dims if dim not in (LEAF, *CELL, *apart.attrs["groupings"])]
     sides = [apart.isel({dim: place}) for dim in runs for place in range(apart.sizes[dim])] or [apart]
-    found = max((_drawn_from(one, seed) for one in sides), key=lambda one: one.block)
+    least = int(apart.attrs.get("overlap", 1))
+    found = max((_drawn_from(one, seed, least) for one in sides), key=lambda one: one.block)
     filled = int((counts > 0).any([dim for dim in counts.dims if dim != LEAF]).sum())
     return replace(found, weights=weights(apart.sizes[LEAF], found.block, count, seed), leaves=filled)
 
 
-def _drawn_from(apart: xr.Dataset, seed: int) -> Resampling:
+def _drawn_from(apart: xr.Dataset, seed: int, least: int) -> Resampling:
     """From its first leaf that is not empty to the last."""
     kinds, sizes = [], np.zeros(apart.sizes[LEAF])
     for total, number in _KINDS:
@@ -116,7 +127,7 @@ def _drawn_from(apart: xr.Dataset, seed: int) -> Resampling:
         sizes = np.maximum(sizes, counts.max(axis=1))
     filled = np.flatnonzero(sizes)
     span = slice(filled[0], filled[-1] + 1) if len(filled) else slice(None)
-    return resampling([means[span] for means in kinds], sizes[span], 1, seed)
+    return resampling([means[span] for means in kinds], sizes[span], 1, seed, least)
 
 
 def _means(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:

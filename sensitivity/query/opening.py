@@ -49,7 +49,7 @@ def open_run(path: str | Path) -> xr.Dataset:
         dataset[name] = dataset[name].copy(data=dataset[name].variable.chunk(blocks).data)
         if not committed.all():
             dataset[name] = dataset[name].copy(data=_masked(dataset[name].data, committed))
-    return dataset.assign_attrs(run=str(run.place))
+    return dataset.assign_attrs(run=str(run.place), length=run.windows.length, stride=run.windows.stride)
 
 
 def _masked(array: da.Array, served: np.ndarray) -> da.Array:

@@ -142,6 +142,13 @@ def _each_merged(parts: Sequence[list[Part]]) -> list[Part]:
 
 def canonical(dataset: xr.Dataset, *, inputs: bool) -> xr.Dataset:
     """The dataset with all dims that a run's has, and with blocks that hold all outputs, lags and features."""
+    if "jacobian" not in dataset or "time" not in dataset["jacobian"].dims:
+        raise Refused(
+            "dataset",
+            given="one without a jacobian along time",
+            allowed="what sensitivity.open_run returned, or a selection of it that keeps time",
+            remedy="select windows with a slice: isel(time=slice(5, 6))",
+        )
     for dim in CELL:
         if dim not in dataset["jacobian"].dims:
             label = dataset[dim].item() if dim in dataset.coords else 0
@@ -210,8 +217,10 @@ def as_dataset(parts: Sequence[Part], labels: xr.Dataset) -> xr.Dataset:
     names = labels.attrs["groupings"]
     shape = tuple(labels.sizes[name] for name in names)
     found = {}
+    everyone = filled(parts, math.prod(shape))
     for name in parts[0].sums:
-        whole = np.concatenate([part.sums[name] for part in filled(parts, math.prod(shape))], axis=1)
+        several = [part.sums[name] for part in everyone]
+        whole = several[0] if len(several) == 1 else np.concatenate(several, axis=1)
         found[name] = ([*names, *DIMS[name]], whole.reshape(*shape, *whole.shape[1:]))
     return labels.assign(found)
 
@@ -221,6 +230,9 @@ def filled(parts: Sequence[Part], groups: int) -> list[Part]:
     everyone = np.arange(groups)
     made = []
     for part in parts:
+        if len(part.groups) == groups:
+            made.append(part)
+            continue
         empty = {name: np.zeros((groups, *field.shape[1:]), field.dtype) for name, field in part.sums.items()}
         for name, edge in (("least", np.inf), ("largest", -np.inf)):
             if name in empty:

@@ -13,21 +13,26 @@ import numpy as np
 import xarray as xr
 
 from .conditions import By, Grouping, groupings, holding
-from .intervals import FACTS, LEAF, LEAVES, Span, Sure, answered, leaves, shaped
+from .intervals import FACTS, LEAF, LEAVES, Span, Sure, answered, leaves, overlap, shaped
 from .passes import Pass, as_dataset, canonical, combined, labels_of, sums_together
 from .statistics import Statistic
 from .sums import INPUTS, Part
 
+COPIES = 2  # of what leaves hold, while it is resampled
+
 
 @dataclass(frozen=True)
 class Question:
-    """Statistics of a dataset's windows, by groups. The dataset is `canonical`; codes are those of `combined`."""
+    """Statistics of a dataset's windows, by groups. The dataset is `canonical`; codes are those of `combined`; overlap:
+    leaves that a window spans.
+    """
 
     dataset: xr.Dataset
     statistics: tuple[Statistic, ...]
     groupings: tuple[Grouping, ...]
     codes: da.Array
     sure: Sure | None = None
+    overlap: int = 1
 
     @property
     def reading(self) -> Pass:
@@ -37,7 +42,8 @@ class Question:
 
     @property
     def answers(self) -> Answers:
-        return Answers(self.statistics, labels_of(self.dataset, self.groupings), self.sure)
+        labels = labels_of(self.dataset, self.groupings).assign_attrs(overlap=self.overlap)
+        return Answers(self.statistics, labels, self.sure)
 
     @property
     def shapes(self) -> list[xr.Dataset]:
@@ -88,11 +94,12 @@ def question(
         found.reading.require_room(memory)
         return found
     for count in (count for count in LEAVES if count <= finest):
-        apart = (*groups, leaves(whole, count, span))
-        found = Question(whole, chosen, apart, combined(apart, holds, like), sure)
-        if found.reading.held_bytes(count) <= memory:
+        leaf = leaves(whole, count, span)
+        apart = (*groups, leaf)
+        found = Question(whole, chosen, apart, combined(apart, holds, like), sure, overlap(whole, leaf))
+        if COPIES * found.reading.held_bytes(count) <= memory:
             return found
-    found.reading.require_room(memory, count)
+    found.reading.require_room(memory / COPIES, count)
     return found
 
 

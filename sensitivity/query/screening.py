@@ -25,7 +25,7 @@ NOTE = (
 # By name: number of parameters, the constant from these, and the constant in variances where none are given.
 DISTRIBUTIONS: dict[str, tuple[int, Callable[..., float], float]] = {
     "normal": (1, lambda std: std**2, 1.0),
-    "uniform": (2, lambda low, high: ((high - low) / math.pi) ** 2, 12 / math.pi**2),
+    "uniform": (2, lambda low, high: (max(high - low, 0) / math.pi) ** 2, 12 / math.pi**2),
     "exponential": (1, lambda scale: 4 * scale**2, 4.0),
 }
 Distribution = str | Mapping[str, str]

@@ -58,7 +58,7 @@ def test_nine_of_ten_intervals_hold_the_truth(windows, phi):
 
 def test_all_statistics_but_extremes_have_intervals():
     source = dataset(random_jacobian(300), (100, 200))
-    asked = query.ask(source, [*UNCERTAIN, "min", "max"], by="month", ci=0.8)
+    asked = query.ask(source, [*UNCERTAIN, "min", "max"], by="weekday", ci=0.8)
     shapes = {
         name: {str(one): field.shape for one, field in answer.data_vars.items()} for name, answer in asked.items()
     }
@@ -204,3 +204,20 @@ def test_trends_of_numbered_steps_and_refusals():
     for every in ("year", "decade", 2):
         with pytest.raises(Refused, match="every"):
             query.trend(source, every=every)
+
+
+def test_windows_that_share_steps_are_not_taken_apart():
+    """A block has at least the steps of a window; a record of few windows' lengths tells no interval."""
+    random = np.random.default_rng(0)
+    lagged = random.standard_normal((300, 1, 1, 30, 1))
+    found = query.mean(dataset(lagged), ci=0.9).compute()
+    assert found["block"] >= 30
+    assert found["mean_low"].notnull().all()
+    assert query.mean(dataset(lagged[:100]), ci=0.9).compute()["mean_low"].isnull().all()
+    by_stride = dataset(lagged[:100]).assign_attrs(length=30, stride=30)
+    assert query.mean(by_stride, ci=0.9).compute()["mean_low"].notnull().all()
+
+
+def test_a_statistic_is_asked_once():
+    with pytest.raises(Refused, match="each statistic once"):
+        query.ask(dataset(random_jacobian()), ["mean", "mean"])
