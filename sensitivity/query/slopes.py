@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 LEAST_PERIODS = 4
 LEAST_PAIRS = LEAST_PERIODS * (LEAST_PERIODS - 1) // 2
@@ -154,6 +154,8 @@ def _correction(residuals: np.ndarray) -> np.ndarray:
 
 def _centred(values: np.ndarray, present: np.ndarray) -> np.ndarray:
     """Ranks along the first dim less their mean, zero where a value is missing; ties share their mean rank."""
+    from scipy import stats  # takes half a second, which only trends are worth
+
     ranks = stats.rankdata(np.where(present, values, np.inf), axis=0)
     return np.where(present, ranks - (present.sum(axis=0) + 1) / 2, 0)
 
