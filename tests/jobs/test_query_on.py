@@ -41,7 +41,7 @@ def cluster(s3_server):
     """The address of a Dask cluster of two processes, which know the S3 server."""
     from distributed import LocalCluster
 
-    quiet = {"dashboard_address": None, "silence_logs": 50, "env": s3_server.environment}
+    quiet = {"dashboard_address": ":0", "silence_logs": 50, "env": s3_server.environment}
     with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", **quiet) as made:
         yield made.scheduler_address
 
