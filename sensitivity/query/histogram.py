@@ -55,7 +55,9 @@ def merged(groups: int, places: Sequence[np.ndarray], parts: Sequence[dict[str, 
     tops = np.zeros((groups, *shape), np.int32)
     for place, part in zip(places, parts, strict=True):
         tops[place] = np.maximum(tops[place], part["tops"])
-    counts = np.zeros((groups, *shape, BINS), parts[0]["histogram"].dtype)
+    most = sum(int(part["histogram"].max(initial=0)) for part in parts)  # in a bin: billions of windows pass int32
+    kinds = [part["histogram"].dtype for part in parts]
+    counts = np.zeros((groups, *shape, BINS), np.result_type(*kinds, np.min_scalar_type(-most - 1)))
     for place, part in zip(places, parts, strict=True):
         shifts = (_bases(tops[place]) - _bases(part["tops"])).reshape(len(place), math.prod(shape))
         for i, group in enumerate(place):

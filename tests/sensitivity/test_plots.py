@@ -267,6 +267,7 @@ def test_nothing_at_all_is_drawn_without_a_murmur(kind, value, windows, tmp_path
     source = series(np.full((windows, 2, 1, 1, 2), value, "float32"))
     for suffix in ("png", "svg"):
         plot(source, kind, tmp_path / f"x.{suffix}", **options(kind, source))
+        assert (tmp_path / f"x.{suffix}").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -66,6 +66,17 @@ def test_what_is_far_below_the_largest_entry_counts_as_zero_and_no_more():
     assert found["error"].values.ravel()[0] >= 1e-12
 
 
+def test_counts_of_billions_do_not_overflow():
+    counts = np.zeros((1, 1, histogram.BINS), np.int32)
+    counts[0, 0, 7] = 2**30
+    part = {"histogram": counts, "tops": np.full((1, 1), 130, np.int32)}
+    found = part
+    for added in range(2, 6):
+        found = histogram.merged(1, [np.array([0])] * 2, [found, part])
+        assert found["histogram"][0, 0, 7] == added * 2**30
+        assert found["histogram"].sum() == added * 2**30
+
+
 def test_importance_and_lag_profile():
     values = random_jacobian()
     values[0] = np.nan
