@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -60,12 +60,32 @@ def top(
 
     Raises `Refused` (a ValueError) for what the dataset does not have, and for an impossible count or separation.
     """
+    chosen: dict[str, Any] = {"features": features, "lags": lags, "outputs": outputs, "output_steps": output_steps}
+    candidates, described = later(dataset, count, by=by, separation=separation, scaled=scaled, **chosen)
+    return described(dask.compute(candidates)[0])
+
+
+def later(
+    dataset: xr.Dataset,
+    count: int = 10,
+    *,
+    by: str = "max",
+    separation: Any = None,
+    scaled: bool = False,
+    **chosen: Any,
+) -> tuple[Any, Callable[[Candidates], xr.Dataset]]:
+    """What `top` reads the whole store for, delayed, to be computed in one pass with other questions; and what then
+    reads the picked windows and returns as `top` does.
+    """
     _check(count, by)
     rule, times = _rule(dataset, count, separation)
-    chosen = select(dataset, lags, features, outputs, output_steps)
-    weights = _weights(chosen) if scaled else None
-    picks = picked(_candidates(chosen, by, weights, times, rule), rule)
-    return _described(chosen, picks, weights)
+    part = select(dataset, **chosen)
+    weights = _weights(part) if scaled else None
+
+    def described(candidates: Candidates) -> xr.Dataset:
+        return _described(part, picked(candidates, rule), weights)
+
+    return _candidates(part, by, weights, times, rule), described
 
 
 def _check(count: int, by: str) -> None:
@@ -127,8 +147,10 @@ def _weights(dataset: xr.Dataset) -> xr.DataArray:
 
 def _candidates(
     dataset: xr.Dataset, by: str, weights: xr.DataArray | None, times: np.ndarray | None, rule: Rule
-) -> Candidates:
-    """What may be picked of all windows: each block is thinned by itself, then several together, and so on."""
+) -> Any:
+    """Delayed `Candidates`, what may be picked of all windows: each block is thinned by itself, then several together,
+    and so on.
+    """
     scores = _scores(dataset, by, weights).data
     borders = np.cumsum([0, *scores.chunks[0]]).tolist()
     numbers, edges = _sites(dataset)
@@ -139,7 +161,7 @@ def _candidates(
         parts.append(dask.delayed(_of_block)(block, start, numbers[runs > 0], runs[runs > 0], own, rule))
     while len(parts) > 1:
         parts = [dask.delayed(merged)(parts[i : i + MERGED], rule) for i in range(0, len(parts), MERGED)]
-    return dask.compute(parts[0])[0]
+    return parts[0]
 
 
 def _scores(dataset: xr.Dataset, by: str, weights: xr.DataArray | None) -> xr.Variable:
