@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 
 LONGEST = 300  # characters of a name or a message
+SPACES = "\n\u00a0"
 VOID = {"meta", "img", "br", "hr"}
 
 
@@ -19,7 +20,7 @@ def shown(value: object, longest: int = LONGEST) -> str:
     text = str(value)
     if len(text) > longest:
         text = f"{text[: 2 * longest // 3]} … {text[len(text) - longest // 3 :]}"
-    return "".join(mark if mark.isprintable() or mark == "\n" else "\ufffd" for mark in text)
+    return "".join(mark if mark.isprintable() or mark in SPACES else "\ufffd" for mark in text)
 
 
 def markup(value: object) -> Markup:

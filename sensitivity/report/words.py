@@ -21,6 +21,7 @@ MONTHS = (
 )
 _RAISED = str.maketrans("−0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SMALL = 0.01
+STEADY = 1.25  # the most by the least: below, groups hardly differ
 FADED = 0.1  # of the largest: below, the window is long enough to see influence end
 
 
@@ -37,10 +38,10 @@ def percent(part: float) -> str:
     if not np.isfinite(part):
         return "–"
     if 0 < part < 0.001:
-        return "< 0.1 %"
+        return "<\u00a00.1\u00a0%"
     if 0.995 <= part < 1:
-        return "> 99 %"
-    return f"{100 * part:.2g} %" if part < 0.0995 else f"{100 * part:.0f} %"
+        return ">\u00a099\u00a0%"
+    return f"{100 * part:.2g}\u00a0%" if part < 0.0995 else f"{100 * part:.0f}\u00a0%"
 
 
 def one_line(text: str) -> str:
@@ -122,7 +123,7 @@ def _importance(answers: Answers, found: list[Feature]) -> Iterator[str]:
 
 def _interval(ends: tuple[float, float]) -> str:
     low, high = (percent(end) for end in ends)
-    return f"{percent(LEVEL)} interval {low.removesuffix(' %')} to {high}"
+    return f"{percent(LEVEL)} interval {low.partition(chr(160))[0]} to {high}"
 
 
 def _outputs(answers: Answers) -> str:
@@ -173,13 +174,14 @@ def _groups(answers: Answers) -> Iterator[str]:
     dim, sums = by_group(answers["month-lag"])
     if sums.sizes[dim] < 2 or not float(sums.max()) > 0:
         return
-    high, low = (
-        label(sums[dim].values[place], dim) for place in (int(sums.values.argmax()), int(sums.values.argmin()))
-    )
-    yield (
-        f"By {dim}, the output depends on its inputs most in {high} and least in {low}: "
-        f"{float(sums.max() / sums.mean()):.2g} and {float(sums.min() / sums.mean()):.2g} times the mean."
-    )
+    places = int(sums.values.argmax()), int(sums.values.argmin())
+    high, low = (label(sums[dim].values[place], dim) for place in places)
+    most, least = (f"{float(edge / sums.mean()):.2g}" for edge in (sums.max(), sums.min()))
+    if float(sums.max()) < STEADY * float(sums.min()):
+        yield f"How much the output depends on its inputs hardly varies by {dim}: {least} to {most} times the mean."
+    else:
+        times = f"{most} and {least} times the mean"
+        yield f"By {dim}, the output depends on its inputs most in {high} and least in {low}: {times}."
 
 
 def by_group(found: xr.Dataset) -> tuple[str, xr.DataArray]:
