@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 
-LONGEST = 300  # characters of a name or a message
+LONGEST = 1000  # characters of anything
+NAME = 70
 SPACES = "\n\u00a0"
 VOID = {"meta", "img", "br", "hr"}
 
@@ -23,6 +24,11 @@ def shown(value: object, longest: int = LONGEST) -> str:
     return "".join(mark if mark.isprintable() or mark in SPACES else "\ufffd" for mark in text)
 
 
+def named(name: object) -> str:
+    """A name of the user's, as long as a sentence or a table has room for."""
+    return shown(name, NAME)
+
+
 def markup(value: object) -> Markup:
     return value if isinstance(value, Markup) else Markup(html.escape(shown(value), quote=True))
 
@@ -35,7 +41,7 @@ def tag(name: str, /, *inside: object, **attributes: object) -> Markup:
     """An element: attributes that are None or False are left out; `class_` is class, `data_value` data-value."""
     kept = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
     said = "".join(
-        f" {key}" if value is True else f' {key}="{html.escape(shown(value, 2000), quote=True)}"'
+        f" {key}" if value is True else f' {key}="{html.escape(shown(value, LONGEST), quote=True)}"'
         for key, value in kept.items()
         if value is not None and value is not False
     )

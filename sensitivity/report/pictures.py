@@ -107,6 +107,8 @@ def pictures(state: State, answers: Answers) -> Iterator[Markup]:
 def _fits(one: Shown, answers: Answers) -> bool:
     if any(name not in answers for name in one.asked):
         return False
+    if one.kind == "month-lag":
+        return words.of_several_groups(answers["month-lag"])
     return one.kind != "step-lag" or answers["mean-abs"].sizes["output_step"] > 1
 
 

@@ -13,10 +13,11 @@ from ..plots.look import targets
 from ..survey import Survey
 from . import measures, words
 from .answers import LEVEL, Answers
-from .markup import Markup, tag
+from .markup import Markup, named, tag
 from .state import State
 
 FEATURES, GROUPS, LAGS, COLUMNS = 50, 50, 60, 6
+SHORT = 25  # rows that a printed page has room for
 _IMPORTANCE = (
     "Importance: mean |J| × the input's std, in units of the output. 50 % lags: how many of the newest hold half of a "
     "feature's influence. J > 0 there: the share of windows in which a rise at its strongest lag raises the output."
@@ -44,7 +45,8 @@ class Table:
 
     def markup(self) -> Markup:
         head = tag(
-            "tr", *(tag("th", column, scope="col", class_=self._side(i)) for i, column in enumerate(self.columns))
+            "tr",
+            *(tag("th", named(column), scope="col", class_=self._side(i)) for i, column in enumerate(self.columns)),
         )
         body = [tag("tr", *(self._cell(i, cell) for i, cell in enumerate(row))) for row in self.rows]
         table = tag(
@@ -54,8 +56,9 @@ class Table:
             tag("tbody", *body),
             class_="sorts",
         )
+        short = "short" if len(self.rows) <= SHORT else None
         around = tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=f"Table: {self.title}")
-        return tag("section", tag("h3", self.title), around, self._below(), id=self.key)
+        return tag("section", tag("h3", self.title), around, self._below(), id=self.key, class_=short)
 
     def _below(self) -> Markup:
         if not self.note:
@@ -79,12 +82,12 @@ class Table:
 
 def _parts(cell: object) -> tuple[object, str]:
     if isinstance(cell, tuple):
-        return cell[0], str(cell[1])
+        return cell[0], named(cell[1])
     if cell is None or (isinstance(cell, (float, np.floating)) and not np.isfinite(cell)):
         return None, "–"
     if isinstance(cell, (int, np.integer)):
         return cell, f"{cell:,}"
-    return cell, words.number(float(cell)) if isinstance(cell, (float, np.floating)) else str(cell)
+    return cell, words.number(float(cell)) if isinstance(cell, (float, np.floating)) else named(cell)
 
 
 def _key(value: object) -> str | None:
@@ -112,7 +115,7 @@ def _of_derivatives(state: State, answers: Answers) -> Iterator[Table]:
         yield _distribution(state, answers, [one.name for one in found])
     if "moments" in answers:
         yield _moments(state, answers["moments"])
-    if "month-lag" in answers:
+    if "month-lag" in answers and words.of_several_groups(answers["month-lag"]):
         yield _groups(answers["month-lag"], state)
     if "sites" in answers:
         yield _groups(answers["sites"], state, len(state.run.survey.sites))

@@ -12,6 +12,7 @@ from ..plots.look import newest_last, of_one_target, scaled, targets, total
 from ..query.rows import text_of
 from . import measures
 from .answers import LEVEL, Answers
+from .markup import named
 from .measures import Feature
 from .state import State
 
@@ -21,6 +22,7 @@ MONTHS = (
 )
 _RAISED = str.maketrans("−0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SMALL = 0.01
+CONSTANT = 0.8  # of windows: above, a sign is called constant
 STEADY = 1.25  # the most by the least: below, groups hardly differ
 FADED = 0.1  # of the largest: below, the window is long enough to see influence end
 
@@ -111,13 +113,13 @@ def _importance(answers: Answers, found: list[Feature]) -> Iterator[str]:
         return
     first = found[0]
     ends = "" if np.isnan(first.share_interval[0]) else f", {_interval(first.share_interval)}"
-    others = [f"{one.name} ({percent(one.share)})" for one in found[1:3] if one.importance > 0]
+    others = [f"{named(one.name)} ({percent(one.share)})" for one in found[1:3] if one.importance > 0]
     then = f", then {listed(others)}" if others else ""
     part = f"{percent(first.share)} of all features' importance"
-    yield f"{first.name} moves {_outputs(answers)} most: {part}{ends}{then}."
+    yield f"{named(first.name)} moves {_outputs(answers)} most: {part}{ends}{then}."
     small = [one for one in found if not one.share >= SMALL]
-    if small:
-        names = f": {listed([one.name for one in small])}" if len(small) <= 3 else ""
+    if 0 < len(small) < len(found):
+        names = f": {listed([named(one.name) for one in small])}" if len(small) <= 3 else ""
         yield f"{plural(len(small), 'feature')} of {len(found):,} hold less than 1 % each{names}."
 
 
@@ -130,7 +132,7 @@ def _outputs(answers: Answers) -> str:
     found = answers["importance"]
     if of_one_target(found):
         name = str(found["output"].values[0]) if "output" in found.coords else "output"
-        return "the output" if name == "output" else name
+        return "the output" if name == "output" else named(name)
     parts = [plural(found.sizes[dim], dim.replace("_", " ")) for dim in targets(found) if found.sizes[dim] > 1]
     return f"the outputs (mean over {listed(parts)})"
 
@@ -156,23 +158,21 @@ def _memory(by_lag: xr.DataArray) -> Iterator[str]:
 
 
 def _signs(answers: Answers, found: list[Feature]) -> Iterator[str]:
+    what, where = ("the output", "windows") if of_one_target(answers["importance"]) else ("outputs", "all cases")
     for one in found[:3]:
         if not np.isfinite(one.positive) or not one.importance > 0:
             continue
         part, way = max((one.positive, "raises"), (1 - one.positive, "lowers"))
-        where = f"at lag {one.peak_lag}, where it counts most,"
-        if part >= 0.8:
-            yield f"A rise of {one.name} {where} {way} the output in {percent(part)} of windows."
-        else:
-            what = f"{where} has no constant sign: it {way} the output"
-            yield f"A rise of {one.name} {what} in {percent(part)} of windows."
+        rise = f"A rise of {named(one.name)} at lag {one.peak_lag}, where it counts most,"
+        often = "" if part >= CONSTANT else "has no constant sign: it "
+        yield f"{rise} {often}{way} {what} in {percent(part)} of {where}."
 
 
 def _groups(answers: Answers) -> Iterator[str]:
-    if "month-lag" not in answers:
+    if "month-lag" not in answers or not of_several_groups(answers["month-lag"]):
         return
     dim, sums = by_group(answers["month-lag"])
-    if sums.sizes[dim] < 2 or not float(sums.max()) > 0:
+    if not float(sums.max()) > 0:
         return
     places = int(sums.values.argmax()), int(sums.values.argmin())
     high, low = (label(sums[dim].values[place], dim) for place in places)
@@ -182,6 +182,10 @@ def _groups(answers: Answers) -> Iterator[str]:
     else:
         times = f"{most} and {least} times the mean"
         yield f"By {dim}, the output depends on its inputs most in {high} and least in {low}: {times}."
+
+
+def of_several_groups(found: xr.Dataset) -> bool:
+    return by_group(found)[1].size > 1
 
 
 def by_group(found: xr.Dataset) -> tuple[str, xr.DataArray]:
@@ -196,8 +200,8 @@ def _moments(answers: Answers) -> Iterator[str]:
     if "moments" not in answers:
         return
     first = answers["moments"].isel(rank=0)
-    site = f" at {first['site'].item()}" if "site" in first.coords else ""
-    where = f"{first['at_feature'].item()} at lag {first['at_lag'].item()}"
+    site = f" at {named(first['site'].item())}" if "site" in first.coords else ""
+    where = f"{named(first['at_feature'].item())} at lag {first['at_lag'].item()}"
     yield (
         f"The largest single derivative, in units of the input's spread, is that by {where} in the window "
         f"that ends {time_text(first['time'].values[()])}{site}."
@@ -211,7 +215,9 @@ def of_importance(found: xr.Dataset) -> str:
     values = found["importance"].mean(targets(found))
     order = np.argsort(-np.nan_to_num(values.values))[:5]
     share = values.values / max(float(values.sum()), np.finfo(float).tiny)
-    parts = [f"{values['feature'].values[i]} {number(float(values[i]))} ({percent(float(share[i]))})" for i in order]
+    parts = [
+        f"{named(values['feature'].values[i])} {number(float(values[i]))} ({percent(float(share[i]))})" for i in order
+    ]
     return f"Bar chart of {plural(values.sizes['feature'], 'feature')} by importance: {'; '.join(parts)}."
 
 
@@ -222,7 +228,7 @@ def of_profile(found: xr.Dataset) -> str:
     for i in order:
         one = values.isel(feature=int(i))
         at = int(one["lag"].values[int(np.nan_to_num(one.values).argmax())])
-        parts.append(f"{one['feature'].item()} is largest at lag {at} with {number(float(one.max()))}")
+        parts.append(f"{named(one['feature'].item())} is largest at lag {at} with {number(float(one.max()))}")
     return f"Line chart of influence over {plural(values.sizes['lag'], 'lag')}: {'; '.join(parts)}."
 
 
@@ -233,7 +239,7 @@ def of_band(found: xr.Dataset) -> str:
     low, high = (number(float(one.sel(at=edge))) for edge in (0.25, 0.75))
     wide = [number(float(one.sel(at=edge))) for edge in (0.05, 0.95)]
     return (
-        f"Panels of |J| by lag for the features that matter most. Widest for {one['feature'].item()} at lag "
+        f"Panels of |J| by lag for the features that matter most. Widest for {named(one['feature'].item())} at lag "
         f"{one['lag'].item()}: half of all windows lie between {low} and {high}, nine tenths between {wide[0]} and "
         f"{wide[1]}."
     )
@@ -265,7 +271,7 @@ def of_distribution(found: xr.Dataset) -> str:
     values = scaled(found, "pooled_quantile").transpose("feature", "at")
     order = np.argsort(-np.nan_to_num(np.abs(values.values).max(axis=1)))[:4]
     parts = [
-        f"{values['feature'].values[i]} {number(float(values[int(i)].sel(at=0.05)))} to "
+        f"{named(values['feature'].values[i])} {number(float(values[int(i)].sel(at=0.05)))} to "
         f"{number(float(values[int(i)].sel(at=0.95)))}"
         for i in order
     ]
@@ -280,7 +286,7 @@ def of_window(found: xr.Dataset) -> str:
     cell = values[tuple(map(int, place))]
     return (
         f"Inputs and derivatives of the window that ends at {time_text(found['time'].values[()])}; the largest is "
-        f"{number(float(cell))} by {cell['feature'].item()} at lag {cell['lag'].item()}."
+        f"{number(float(cell))} by {named(cell['feature'].item())} at lag {cell['lag'].item()}."
     )
 
 
@@ -299,4 +305,4 @@ def _largest(values: xr.DataArray) -> str:
 def _at(cell: xr.DataArray, dim: str) -> str:
     if dim not in cell.coords:
         return ""
-    return time_text(cell[dim].values[()]) if cell[dim].dtype.kind == "M" else label(cell[dim].item(), dim)
+    return time_text(cell[dim].values[()]) if cell[dim].dtype.kind == "M" else named(label(cell[dim].item(), dim))

@@ -110,7 +110,7 @@ def test_a_report_has_all_its_parts(page, small):
     assert headings == ["Findings", "Pictures", "Tables", "The run", "How to read this", "Going on"]
     anchors = {one["href"][1:] for one in page.all("a")}
     assert {"findings", "pictures", "tables", "run", "reading", "next", "importance", "picture-heatmap"} <= anchors
-    assert len(page.all("figure")) == len(page.all("figcaption")) == 8  # of all but step-lag
+    assert len(page.all("figure")) == len(page.all("figcaption")) == 8  # all but step-lag
     assert "All 1,000 windows are done" in texts(page, "p")
     assert f"sensitivity verify {small.place}" in texts(page, "code")
     assert small.fingerprint in texts(page, "dd")
@@ -169,7 +169,7 @@ def test_everything_of_a_run_is_escaped(tmp_path):
     assert all(one["src"].startswith("data:") for one in page.all("img"))
     assert HOSTILE[0] in texts(page, "li")
     assert page.one("h1").text == "Sensitivity of r <i>'&x"
-    assert max(len(one.text) for one in page.all("th", "td", "li")) < 2000
+    assert max(len(one.text) for one in page.all("th", "td", "li")) < 1000
 
 
 def test_a_run_without_any_window_says_so(half_done, tmp_path):  # noqa: F811
@@ -229,6 +229,7 @@ def test_of_many_sites_those_with_most_windows(tmp_path):
     page = read(done(tmp_path, table=pd.concat(sites, ignore_index=True)), tmp_path)
     shown = [row[0] for row in rows(page, "Influence: mean") if row[0].startswith("site ")]
     assert shown == [f"site {i:03}" for i in range(20, 70)]
+    assert "picture-month-lag" not in {one.attributes.get("id") for one in page.elements}  # all of one month
     assert "50 of 70 sites, those with the most windows" in texts(page, "p")
     assert "70 sites: site 000" in texts(page, "dd")
 
@@ -266,6 +267,22 @@ def test_answers_are_those_of_single_questions(small):
     expected = [values.mean(), values.std(), values.min(), values.max(), (values > 0).mean()]
     found = [float(pooled[name]) for name in ("mean", "std", "min", "max", "share_positive")]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_picture_of_many_parts_is_drawn_as_pixels():
+    from matplotlib.figure import Figure
+
+    from sensitivity.report.pictures import VECTOR_BYTES, embedded
+
+    figure = Figure()
+    figure.subplots().scatter(*np.random.default_rng(0).random((2, 200)))
+    few = Page(embedded(figure, "few", "what it shows", "name"))
+    assert few.one("svg")["aria-label"] == "what it shows"
+    assert all(one["id"].startswith("few-") for one in few.elements if "id" in one.attributes)
+    figure.axes[0].scatter(*np.random.default_rng(0).random((2, 20_000)))
+    many = embedded(figure, "many", "what it shows", "name")
+    assert Page(many).one("img")["alt"] == "what it shows"
+    assert len(many) < 2 * VECTOR_BYTES
 
 
 # ---- files -------------------------------------------------------------------------------------------
