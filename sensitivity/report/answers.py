@@ -30,6 +30,14 @@ MOMENTS = 10
 SURE_CELLS = 20_000  # derivatives of a window; of more, resamples take longer than the pass
 SITES = (50, 20, 5)  # with the most windows: as many as there is room for
 QUESTIONS = 7
+IN_WORDS = {
+    "whole": "importance and profiles",
+    "signs": "signs and extremes",
+    "spread": "quantiles and their pictures",
+    "time-lag": "the picture over time",
+    "month-lag": "the picture through the year",
+    "sites": "the table by site",
+}
 
 
 @dataclass
@@ -44,6 +52,10 @@ class Answers:
 
     def __getitem__(self, name: str) -> xr.Dataset:
         return self.found[name]
+
+    def for_lack_of_memory(self) -> dict[str, Refused]:
+        """What another report with more memory would have, in words."""
+        return {IN_WORDS.get(name, name): why for name, why in self.refused.items() if why.key == "memory"}
 
     @property
     def said(self) -> bool:
@@ -62,6 +74,7 @@ def _pooled(sums: xr.Dataset) -> xr.Dataset:
         {
             "count": count,
             "mean": mean,
+            "mean_abs": sums["total_abs"].sum(over) / whole,
             "std": np.sqrt(variance.clip(min=0)),
             "min": sums["least"].where(sums["count"] > 0).min(over),
             "max": sums["largest"].where(sums["count"] > 0).max(over),
@@ -70,7 +83,7 @@ def _pooled(sums: xr.Dataset) -> xr.Dataset:
     )
 
 
-_NEEDS = ("count", "total", "total_squares", "least", "largest", "positive")
+_NEEDS = ("count", "total", "total_abs", "total_squares", "least", "largest", "positive")
 pooled = Statistic("pooled", _NEEDS, _pooled)
 
 

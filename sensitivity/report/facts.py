@@ -15,7 +15,7 @@ from ..progress import duration
 from ..setting import Setting
 from ..versions import differences
 from .state import State
-from .words import plural
+from .words import number, plural
 
 Facts = list[tuple[str, str]]
 SHOWN = 8
@@ -54,7 +54,7 @@ def _model(state: State) -> Iterator[tuple[str, str]]:
     facts: dict[str, Any] = state.run.content["model"]
     yield "Path", state.run.job.model.path
     yield "Input", f"{_times(facts['input_shape'])} (lag × feature), {facts['dtype']}"
-    yield "Output", f"{_times(facts['target_shape'])}; {_few(facts['outputs'], 'output')}"
+    yield "Output", f"{_times(facts['target_shape'])}, {_few(facts['outputs'], 'output')}"
     yield "Parameters", f"{facts['parameters']:,}"
     if facts["recurrent"]:
         yield (
@@ -135,9 +135,12 @@ def _computation(state: State) -> Iterator[tuple[str, str]]:
 
 def _audit(state: State) -> Iterator[tuple[str, str]]:
     audit: dict[str, Any] = state.run.content["audit"]
-    yield "Vector-Jacobian product", f"agrees to {audit['vjp_error']:.1e}"
+    yield "Vector-Jacobian product", f"agrees to {number(audit['vjp_error'])} of the largest entry compared"
     forward = audit["jvp_error"]
-    yield "Jacobian-vector product", "not possible for this model" if forward is None else f"agrees to {forward:.1e}"
+    yield (
+        "Jacobian-vector product",
+        "not possible for this model" if forward is None else f"agrees to {number(forward)}",
+    )
     yield "Central difference in float64", _difference(audit["difference_error"])
     if not audit["largest"]:
         yield "Zero", "the Jacobian is zero on the windows tried: does the output depend on the input?"
@@ -148,10 +151,9 @@ def _audit(state: State) -> Iterator[tuple[str, str]]:
 def _difference(error: float | None) -> str:
     if error is None:
         return "not possible: no float64 twin, or not finite"
-    far = "; far: such a model may replace its gradient on purpose, or bend within the step" * (
-        error > LARGE_DIFFERENCE
-    )
-    return f"agrees to {error:.1e}{far}"
+    if error <= LARGE_DIFFERENCE:
+        return f"agrees to {number(error)}"
+    return f"differs by {number(error)}: the model bends within the step, or replaces its gradient on purpose"
 
 
 def _versions(state: State) -> Iterator[tuple[str, str]]:

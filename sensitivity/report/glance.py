@@ -11,7 +11,7 @@ from .markup import joined, tag
 from .state import State, next_commands, state_of
 
 FACTS = {
-    "Run": ("Derivatives", "Windows", "Computed"),
+    "Run": ("Derivatives", "Computed"),
     "Model": ("Output",),
     "Series and windows": ("Features", "Windows"),
 }

@@ -116,6 +116,8 @@ def _nav(parts: list[Part]) -> Markup:
 def _findings(state: State, answers: Answers) -> Iterator[Markup]:
     yield bar(state)
     said = words.coverage(state)
+    if state.coverage.computed:
+        said += f" What follows is of {words.plural(state.coverage.computed, 'window')}."
     whole = state.coverage.complete and state.coverage.computed > 0
     yield tag("p", said) if whole else tag("p", said, class_="notice", role="note")
     if state.driver is not None:
@@ -186,12 +188,9 @@ def _reading(answers: Answers) -> Iterator[Markup]:
     if found is not None and "block" in found.coords:
         known = {name: int(found[name]) for name in ("leaves", "block", "resamples")}
         yield tag("p", _INTERVALS.format(level=words.percent(LEVEL), **known))
-    for name, refusal in answers.refused.items():
-        yield tag(
-            "p",
-            f"Not asked here ({name}): {refusal.given}. {refusal.remedy[:1].upper()}{refusal.remedy[1:]}.",
-            class_="note",
-        )
+    for what, refusal in answers.for_lack_of_memory().items():
+        said = f"Left out for lack of memory: {what} ({refusal.given}, where there was room for {refusal.allowed})."
+        yield tag("p", said, " With --memory it may have more.", class_="note")
     yield tag("p", _CITE)
 
 

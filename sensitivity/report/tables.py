@@ -130,7 +130,6 @@ def _importance(state: State, found: list[measures.Feature]) -> Table:
             one.name,
             (one.importance, words.number(one.importance) + _ends(one.interval)),
             (one.share, words.percent(one.share) + _ends(one.share_interval, 100)),
-            one.mean_abs,
             *((lags, words.number(lags)) for lags in one.held),
             one.peak_lag,
             (one.positive, words.percent(one.positive)),
@@ -138,7 +137,7 @@ def _importance(state: State, found: list[measures.Feature]) -> Table:
         for one in found[:FEATURES]
     ]
     columns = (
-        *("Feature", "Importance", "Share", "Mean |J|"),
+        *("Feature", "Importance", "Share"),
         *("50\u00a0% lags", "90\u00a0% lags", "Strongest lag", "J\u00a0>\u00a00 there"),
     )
     sure = np.isfinite([one.interval for one in found]).any()
@@ -184,14 +183,14 @@ def _distribution(state: State, answers: Answers, order: list[str]) -> Table:
         rows.append(
             (
                 name,
-                *(float(one[key]) for key in ("mean", "std", "min")),
+                *(float(one[key]) for key in ("mean", "mean_abs", "std", "min")),
                 *ranks,
                 float(one["max"]),
                 (share, words.percent(share)),
             )
         )
     ranks_of = tuple(f"{part:.0%}".replace("%", " %") for part in at)
-    columns = ("Feature", "Mean J", "Std of J", "Least", *ranks_of, "Largest", "J > 0")
+    columns = ("Feature", "Mean J", "Mean |J|", "Std of J", "Least", *ranks_of, "Largest", "J > 0")
     command = f"sensitivity query {state.path} summary"
     note, shell = _note(len(rows), len(order), "features", command)
     return Table(

@@ -77,7 +77,7 @@ def coverage(state: State) -> str:
         return f"None of {plural(windows, 'window')} is computed yet: there is nothing to say of derivatives."
     done = f"All {plural(windows, 'window')} are done" if parts.complete else _unfinished(state)
     skipped = f"; {parts.skipped:,} of them touch a missing value and have no derivative" if parts.skipped else ""
-    return f"{done}{skipped}. What follows is of {plural(parts.computed, 'window')}."
+    return f"{done}{skipped}."
 
 
 def _unfinished(state: State) -> str:
@@ -109,7 +109,9 @@ def findings(answers: Answers) -> Iterator[str]:
 
 def _importance(answers: Answers, found: list[Feature]) -> Iterator[str]:
     if not found[0].importance > 0:
-        yield "Every derivative is zero: the output does not depend on any input."
+        flat = any(one.mean_abs > 0 for one in found)
+        why = "No input varies over the series" if flat else "Every derivative is zero"
+        yield f"{why}: {'its importance cannot be told' if flat else 'the output does not depend on any input'}."
         return
     first = found[0]
     ends = "" if np.isnan(first.share_interval[0]) else f", {_interval(first.share_interval)}"

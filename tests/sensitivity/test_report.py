@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from sensitivity.report.answers import answers_of
 from sensitivity.store import Run
 from tests.conftest import frame, job_writer, sequential
 from tests.jobs.conftest import KNOBS, call
+from tests.sensitivity.asking import dataset as in_memory
 from tests.sensitivity.reading import Page
 from tests.sensitivity.test_query import half_done  # noqa: F401
 
@@ -221,7 +223,7 @@ def test_many_outputs_and_features_stay_small(tmp_path):
     assert "50 of 200 features. All of them: sensitivity query" in texts(page, "p")
     said = texts(page, "p")
     assert "50 of 100 outputs" in said
-    assert "Not asked here (spread)" in said
+    assert "Left out for lack of memory: quantiles and their pictures" in said
 
 
 def test_of_many_sites_those_with_most_windows(tmp_path):
@@ -244,8 +246,39 @@ def test_steps_without_dates_have_no_months(tmp_path):
 
 def test_what_does_not_fit_into_memory_is_left_out_and_said(small, tmp_path):
     page = read(small, tmp_path, memory="200KB")
-    assert "Not asked here (spread)" in texts(page, "p")
+    assert "Left out for lack of memory: quantiles and their pictures" in texts(page, "p")
     assert page.all("figure")
+
+
+def monthly(months: int) -> pd.DataFrame:
+    return frame(months).assign(time=pd.date_range("1990-01-01", periods=months, freq="MS"))
+
+
+@pytest.mark.parametrize(
+    ("length", "table", "how"),
+    [
+        (1, frame(50, ("rain",)), {}),
+        (6, frame(6), {}),
+        (3, frame(40).assign(heat=1.0), {}),
+        (3, frame(40).assign(rain=2.0, heat=1.0), {}),
+        (4, monthly(240), {"run": {"dtype": "float64"}, "windows": {"stride": 3}}),
+    ],
+    ids=["one lag of one feature", "one window", "a constant feature", "all constant", "months"],
+)
+def test_odd_runs_have_reports(length, table, how, tmp_path):
+    features = len(table.columns) - 1
+    model = sequential((length, features), layers.Flatten(), layers.Dense(1))
+    page = read(done(tmp_path, model, table, **how), tmp_path)
+    assert texts(page, "li").count("importance") >= 1
+    assert len(page.all("figure")) >= 6
+
+
+def test_a_series_that_is_gone_costs_no_more_than_inputs(tmp_path):
+    run = done(tmp_path, table=frame(100))
+    (tmp_path / "series.csv").unlink()
+    shutil.rmtree(run.place.path / "series.zarr", ignore_errors=True)
+    page = read(run, tmp_path)
+    assert "without inputs" in texts(page, "text")
 
 
 def test_several_output_steps_are_told_apart(tmp_path):
@@ -264,8 +297,8 @@ def test_answers_are_those_of_single_questions(small):
     np.testing.assert_allclose(answers["mean-abs"]["mean_abs"], alone["mean_abs"])
     pooled = answers["pooled"].sel(feature="rain")
     values = dataset["jacobian"].sel(feature="rain").values.astype(float)
-    expected = [values.mean(), values.std(), values.min(), values.max(), (values > 0).mean()]
-    found = [float(pooled[name]) for name in ("mean", "std", "min", "max", "share_positive")]
+    expected = [values.mean(), np.abs(values).mean(), values.std(), values.min(), values.max(), (values > 0).mean()]
+    found = [float(pooled[name]) for name in ("mean", "mean_abs", "std", "min", "max", "share_positive")]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -283,6 +316,23 @@ def test_a_picture_of_many_parts_is_drawn_as_pixels():
     many = embedded(figure, "many", "what it shows", "name")
     assert Page(many).one("img")["alt"] == "what it shows"
     assert len(many) < 2 * VECTOR_BYTES
+
+
+def test_the_store_is_read_once_and_then_what_stands_out():
+    reads = []
+
+    def counted(block, block_id):
+        reads.append(block_id[0])
+        return block
+
+    values = np.random.default_rng(0).standard_normal((400, 1, 1, 4, 3)).astype("float32")
+    source = in_memory(values, (50,) * 8)
+    lazy = source["jacobian"].data.map_blocks(counted, dtype="float32", meta=np.empty((0,) * 5, "float32"))
+    answers = answers_of(source.assign(jacobian=source["jacobian"].copy(data=lazy)))
+    assert not answers.refused
+    assert sorted(reads[:8]) == list(range(8))
+    stands_out = [*answers["moments"]["time"].values, answers["window"]["time"].values]
+    assert len(reads) - 8 <= len(stands_out)
 
 
 # ---- files -------------------------------------------------------------------------------------------
