@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..query.ask import MEMORY, question
 from ..query.conditions import By
 from ..query.statistics import Statistic
 from ..query.sums import CELL
+from ..query.tasks import shared_blocks
 from . import bands, bars, comparison, lags, times, window
 
 INTERVALS = ("ci",)  # what `ask` is told for intervals: only for pictures that draw them
@@ -98,15 +100,17 @@ def wanted(
     for name in kinds:
         if name not in ("window", "comparison"):
             groups.setdefault((KINDS[name].by, KINDS[name].intervals and _sure(asking)), []).append(name)
-    found: dict[str, Any] = {}
-    for (by, sure), members in groups.items():
-        found |= _asked(dataset, members, by, asking if sure else _unsure(asking))
-    if "window" in kinds:
-        own = ("where", "lags", "features", "outputs", "output_steps")
-        found["window"] = window.story(dataset, time=time, **{key: asking[key] for key in own if key in asking})
-    if "comparison" in kinds:
-        both = [_asked(one, ["comparison"], None, _unsure(asking))["comparison"] for one in (dataset, against)]
-        found["comparison"] = comparison.side_by_side(both, names)
+    questions = len(groups) + len({"window", "comparison"} & {*kinds})
+    with shared_blocks() if questions > 1 else nullcontext():
+        found: dict[str, Any] = {}
+        for (by, sure), members in groups.items():
+            found |= _asked(dataset, members, by, asking if sure else _unsure(asking))
+        if "window" in kinds:
+            own = ("where", "lags", "features", "outputs", "output_steps")
+            found["window"] = window.story(dataset, time=time, **{key: asking[key] for key in own if key in asking})
+        if "comparison" in kinds:
+            both = [_asked(one, ["comparison"], None, _unsure(asking))["comparison"] for one in (dataset, against)]
+            found["comparison"] = comparison.side_by_side(both, names)
     return {name: found[name] for name in kinds}
 
 

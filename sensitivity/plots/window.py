@@ -9,6 +9,7 @@ import dask
 import dask.array as da
 import numpy as np
 import xarray as xr
+from dask.delayed import Delayed
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -17,6 +18,7 @@ from ..errors import Refused
 from ..query import select, with_inputs
 from ..query.conditions import holding
 from ..query.passes import canonical
+from ..query.tasks import blocks_are_shared
 from . import look
 
 ROWS = 6
@@ -91,8 +93,8 @@ def _shown(time: Any) -> str:
     return np.datetime_as_string(time, "auto") if time.dtype.kind == "M" else str(time)
 
 
-def _largest(dataset: xr.Dataset, where: str | None) -> da.Array:
-    """The number of the window with the largest |J| × std, lazily; the first where none has any."""
+def _largest(dataset: xr.Dataset, where: str | None) -> Delayed:
+    """The number of the window with the largest |J| × std; the first where none has any."""
     jacobian = dataset["jacobian"].data
     std = dataset["input_std"].values if "input_std" in dataset.coords else 1.0
     sizes = da.map_blocks(
@@ -100,7 +102,7 @@ def _largest(dataset: xr.Dataset, where: str | None) -> da.Array:
     ).max(axis=1)
     if where is not None:
         sizes = da.where(holding(dataset, where), sizes, -1)
-    return da.argmax(sizes, axis=0)
+    return da.argmax(sizes, axis=0).to_delayed(optimize_graph=not blocks_are_shared()).item()
 
 
 def _sizes(block: np.ndarray, std: Any) -> np.ndarray:

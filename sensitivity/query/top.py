@@ -16,6 +16,7 @@ from ..errors import Refused
 from ..site_index import SiteIndex
 from .picking import Candidates, Rule, merged, picked, thinned
 from .selection import select
+from .tasks import blocks_are_shared
 
 SCORES = ("max", "sum")
 DERIVATIVE = ("output_step", "output", "lag", "feature")
@@ -155,7 +156,8 @@ def _candidates(
     borders = np.cumsum([0, *scores.chunks[0]]).tolist()
     numbers, edges = _sites(dataset)
     parts = []
-    for block, start, stop in zip(scores.to_delayed(), borders, borders[1:], strict=False):
+    blocks = scores.to_delayed(optimize_graph=not blocks_are_shared())
+    for block, start, stop in zip(blocks, borders, borders[1:], strict=False):
         runs = np.diff(np.clip(edges, start, stop))
         own = None if times is None else times[start:stop]
         parts.append(dask.delayed(_of_block)(block, start, numbers[runs > 0], runs[runs > 0], own, rule))

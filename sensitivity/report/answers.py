@@ -21,6 +21,7 @@ from ..query.conditions import Grouping
 from ..query.inputs import time_blocks
 from ..query.statistics import Statistic
 from ..query.sums import CELL
+from ..query.tasks import shared_blocks
 from ..query.top import later
 from ..site_index import SiteIndex
 
@@ -91,12 +92,13 @@ def answers_of(dataset: xr.Dataset, memory: str | int = MEMORY) -> Answers:
     """All of them, in one pass over the store, and a second look at the few windows that stand out."""
     room = (memory if isinstance(memory, int) else parse_bytes(memory)) // QUESTIONS
     answers, wanted = Answers(), {}
-    for name, question in _questions(dataset, room).items():
-        try:
-            wanted[name] = question()
-        except Refused as refusal:
-            answers.refused[name] = refusal
-    moments, described = later(dataset, MOMENTS, scaled="input_std" in dataset.coords)
+    with shared_blocks():
+        for name, question in _questions(dataset, room).items():
+            try:
+                wanted[name] = question()
+            except Refused as refusal:
+                answers.refused[name] = refusal
+        moments, described = later(dataset, MOMENTS, scaled="input_std" in dataset.coords)
     computed, picked = dask.compute(wanted, moments)
     for found in computed.values():
         answers.found |= {name: _dressed(dataset, one) for name, one in found.items()}

@@ -332,7 +332,7 @@ def test_the_store_is_read_once_and_then_what_stands_out():
     assert not answers.refused
     assert sorted(reads[:8]) == list(range(8))
     stands_out = [*answers["moments"]["time"].values, answers["window"]["time"].values]
-    assert len(reads) - 8 <= len(stands_out)
+    assert len(reads) - 8 <= len(stands_out), reads
 
 
 # ---- files -------------------------------------------------------------------------------------------
