@@ -12,6 +12,7 @@ from sensitivity import __version__
 
 from .commands import errors_explained, together
 from .questions import RUN, compare, damage_refused, query, top
+from .reports import report
 from .stopping import GRACE_SECONDS
 
 PICTURES = [
@@ -191,7 +192,7 @@ def verify(run: str, repair: bool) -> None:
     sys.exit(verify_run(Run.open(run, to_mend=True), repair=repair))
 
 
-for command in (query, top, compare):
+for command in (query, top, compare, report):
     main.add_command(command)
 
 

@@ -30,6 +30,7 @@ TARGET = "moisture_10cm"
 HELD_OUT = np.datetime64("2016-01-01")
 EPOCHS, BATCH = 8, 128
 SERIES, MODEL, JOB_FILE, RUN = "schwingbach.csv", "soil.keras", "soil.toml", "runs/soil"
+REPORT = "report.html"
 JOB_TEXT = f"""\
 # By how much will soil moisture have changed in {LEAD} hours, and what decides it?
 [model]
@@ -123,7 +124,7 @@ def _train(series: Path, file: Path) -> None:
 def _tell(path: Path) -> None:
     import dask
 
-    from sensitivity import plots
+    from sensitivity import plots, report
 
     kinds = ("importance", "lag-profile", "heatmap")
     (data,) = dask.compute(plots.wanted(query.open_run(path / RUN), kinds))
@@ -137,6 +138,7 @@ def _tell(path: Path) -> None:
     for kind in kinds[1:]:
         plots.save(plots.draw(data[kind], kind), path / f"{kind}.png")
         say(f"drawn: {path / kind}.png")
+    say(f"written: {report.write(path / RUN, path / REPORT)}, all of it as one page for a browser")
 
 
 def _profile(by_lag: xr.DataArray) -> Rows:

@@ -9,16 +9,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import plots, query
+    from . import plots, query, report
     from .api import jacobian
     from .errors import Refused
     from .job import Job
     from .query import open_run
+    from .report import overview
 
 __version__ = "0.1.0"
-__all__ = ["Job", "Refused", "jacobian", "open_run", "plots", "query"]
+__all__ = ["Job", "Refused", "jacobian", "open_run", "overview", "plots", "query", "report"]
 
-_HOMES = {"Job": "job", "Refused": "errors", "jacobian": "api", "open_run": "query"}
+_HOMES = {"Job": "job", "Refused": "errors", "jacobian": "api", "open_run": "query", "overview": "report"}
 
 
 def __getattr__(name: str) -> Any:

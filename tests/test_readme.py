@@ -33,13 +33,15 @@ def test_the_readme_from_job_file_to_dask(tmp_path, ray_session, monkeypatch):
 
     commands = re.findall(r"^    sensitivity (.+?)(?:  +#.*)?$", README, re.MULTILINE)
     names = [command.split()[0] for command in commands]
-    assert names == ["plan", "run", "submit", "resume", "status", "verify", "query", "query", "top", "compare", "plot"]
+    reading = ["query", "query", "top", "compare", "plot", "report"]
+    assert names == ["plan", "run", "submit", "resume", "status", "verify", *reading]
     for command in commands:
         if command.startswith("submit "):  # needs a cluster: tests/jobs/test_submit.py runs it on one
             continue
         result = CliRunner().invoke(main, shlex.split(command))
         assert result.exit_code == 0, result.output
     assert Path("heatmap.png").exists()
+    assert Path("soil.html").exists()
 
     known = {"model": model, "windows": np.zeros((4, 20, 2), "float32")}
     exec(block("python"), known)

@@ -86,15 +86,19 @@ def ask_together(dataset: xr.Dataset, each: Sequence[Mapping[str, Any]]) -> list
 
     They need the same where they are about the same lags, features, outputs and output steps.
     """
-    asked = [_question(dataset, **one) for one in each]
+    return answers(dataset, [put(dataset, **one) for one in each])
+
+
+def answers(dataset: xr.Dataset, asked: Sequence[Question]) -> list[dict[str, xr.Dataset]]:
+    """Those to several questions that were `put` to the dataset."""
     known = facts(dataset)
     return [
-        {made.name: answer.assign_attrs(known) for made, answer in zip(one.statistics, answers, strict=True)}
-        for one, answers in zip(asked, answered_together(asked), strict=True)
+        {made.name: answer.assign_attrs(known) for made, answer in zip(one.statistics, several, strict=True)}
+        for one, several in zip(asked, answered_together(asked), strict=True)
     ]
 
 
-def _question(
+def put(
     dataset: xr.Dataset,
     names: Sequence[str | Statistic],
     by: By = None,
@@ -107,6 +111,7 @@ def _question(
     seed: int = 0,
     memory: str | int = MEMORY,
 ) -> Question:
+    """One question, its arguments as of `ask`, with nothing read but what bins need. Raises `Refused` as `ask` does."""
     chosen = tuple(statistic(name) if isinstance(name, str) else name for name in names)
     if len({one.name for one in chosen}) < len(chosen):
         given = ", ".join(one.name for one in chosen)

@@ -21,6 +21,8 @@ def test_demo(tmp_path, ray_session, monkeypatch, capfd):
         assert title in result.stdout
     pictures = {file.name for file in (tmp_path / "demo").glob("*.png")}
     assert pictures == {"lag-profile.png", "heatmap.png"}
+    assert "26,264 windows" in (tmp_path / "demo" / "report.html").read_text()
+    assert f"written: {tmp_path / 'demo' / 'report.html'}" in result.stderr
     dataset = xr.open_zarr(tmp_path / "demo" / "runs" / "soil" / "results.zarr")
     assert dataset["jacobian"].shape == (26_285, 1, 1, 20, 9)
     assert int(dataset["skipped"].sum()) == 21

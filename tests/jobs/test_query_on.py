@@ -162,3 +162,14 @@ def test_ray_has_a_bounded_number_of_tasks_in_flight(ray_session, monkeypatch):
     graph = {("x", i): (np.square, i) for i in range(8)} | {"sum": (sum, [("x", i) for i in range(8)])}
     assert ray_tasks.get(graph, "sum") == 140
     assert max(seen) < 2
+
+
+def test_a_report_says_the_same_wherever_it_is_computed(elsewhere, make_run, tmp_path):
+    run = make_run()
+    pages = []
+    for where in ("threads", elsewhere):
+        result = call("report", run.place, "-o", tmp_path / "report.html", "--on", where)
+        assert result.exit_code == 0, result.stderr
+        pages.append((tmp_path / "report.html").read_text().partition("<footer>")[0])
+    assert "<figure>" in pages[0]
+    assert pages[0] == pages[1]

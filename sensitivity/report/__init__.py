@@ -1,0 +1,9 @@
+"""A run as one self-contained HTML page: facts, findings, pictures, tables; and as a block in a notebook."""
+
+from __future__ import annotations
+
+from .glance import Overview, overview
+from .state import name_of
+from .writing import require_free, write
+
+__all__ = ["Overview", "name_of", "overview", "require_free", "write"]

@@ -1,0 +1,174 @@
+"""What a report asks of a run's store: one pass for all sums, each question within its share of the memory; one for
+the windows that stand out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import xarray as xr
+
+from .. import plots
+from ..errors import Refused
+from ..job import parse_bytes
+from ..plots import bands
+from ..query import top
+from ..query.ask import answers, put
+from ..query.conditions import Grouping
+from ..query.inputs import time_blocks
+from ..query.question import Question
+from ..query.statistics import Statistic
+from ..query.sums import CELL
+from ..site_index import SiteIndex
+
+LEVEL = 0.9
+MEMORY = "2GB"
+MOMENTS = 10
+SURE_CELLS = 20_000  # derivatives of a window; of more, resamples take longer than the pass
+SITES = (50, 20, 5)  # with the most windows: as many as there is room for
+QUESTIONS = 7
+OWN = ("time-lag", "month-lag", "sites")  # questions of one statistic that has their name
+IN_WORDS = {
+    "whole": "importance and profiles",
+    "signs": "signs and extremes",
+    "spread": "quantiles and their pictures",
+    "time-lag": "the picture over time",
+    "month-lag": "the picture through the year",
+    "sites": "the table by site",
+}
+
+
+@dataclass
+class Answers:
+    """found: datasets in memory, by what was asked. refused: what was not, and why."""
+
+    found: dict[str, xr.Dataset] = field(default_factory=dict)
+    refused: dict[str, Refused] = field(default_factory=dict)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.found
+
+    def __getitem__(self, name: str) -> xr.Dataset:
+        return self.found[name]
+
+    def for_lack_of_memory(self) -> dict[str, Refused]:
+        """What another report with more memory would have, in words."""
+        return {IN_WORDS.get(name, name): why for name, why in self.refused.items() if why.key == "memory"}
+
+    @property
+    def said(self) -> bool:
+        """Whether there is any derivative to speak of."""
+        return "mean-abs" in self and bool(self["mean-abs"]["mean_abs"].notnull().any())
+
+
+def _pooled(sums: xr.Dataset) -> xr.Dataset:
+    """J of all windows, targets and lags of a feature together `(feature)`."""
+    over = [dim for dim in CELL if dim != "feature"]
+    count = sums["count"].sum(over)
+    whole = count.where(count > 0)
+    mean = sums["total"].sum(over) / whole
+    variance = sums["total_squares"].sum(over) / whole - np.square(mean)
+    return xr.Dataset(
+        {
+            "count": count,
+            "mean": mean,
+            "mean_abs": sums["total_abs"].sum(over) / whole,
+            "std": np.sqrt(variance.clip(min=0)),
+            "min": sums["least"].where(sums["count"] > 0).min(over),
+            "max": sums["largest"].where(sums["count"] > 0).max(over),
+            "share_positive": sums["positive"].sum(over) / whole,
+        }
+    )
+
+
+_NEEDS = ("count", "total", "total_abs", "total_squares", "least", "largest", "positive")
+pooled = Statistic("pooled", _NEEDS, _pooled)
+
+
+def answers_of(dataset: xr.Dataset, memory: str | int = MEMORY) -> Answers:
+    """All of them: one pass over the store for sums, one for the windows that stand out."""
+    room = (memory if isinstance(memory, int) else parse_bytes(memory)) // QUESTIONS
+    found, asked = Answers(), dict[str, Question]()
+    for name, ways in _questions(dataset, room):
+        try:
+            asked[name] = _first(ways)
+        except Refused as refusal:
+            found.refused[name] = refusal
+    (computed,) = dask.compute(answers(dataset, list(asked.values())))
+    for name, several in zip(asked, computed, strict=True):
+        for statistic, one in several.items():
+            found.found[name if name in OWN else statistic] = _dressed(dataset, one)
+    moments = top(dataset, MOMENTS, scaled="input_std" in dataset.coords)
+    if moments.sizes["rank"]:
+        found.found |= {"moments": moments, "window": _first_of(moments, dataset)}
+    return found
+
+
+def _first(ways: Sequence[Callable[[], Question]]) -> Question:
+    """The first of these questions that is not refused; else the last refusal."""
+    for way in ways[:-1]:
+        try:
+            return way()
+        except Refused:
+            continue
+    return ways[-1]()
+
+
+def _questions(dataset: xr.Dataset, room: int) -> Iterator[tuple[str, list[Callable[[], Question]]]]:
+    """By name, what to ask: first what says most, then what takes less."""
+
+    def asking(*names: str | Statistic, **how: Any) -> Callable[[], Question]:
+        return partial(put, dataset, names, memory=room, **how)
+
+    def picture(kind: str) -> Question:
+        by = plots.KINDS[kind].by
+        assert by is not None
+        return put(dataset, ["mean-abs"], by=by(dataset, {"memory": room}), memory=room)
+
+    whole = ("importance", "mean-abs")
+    few = math.prod(dataset.sizes[dim] for dim in CELL) <= SURE_CELLS
+    yield "whole", [*([asking(*whole, ci=LEVEL)] if few else []), asking(*whole)]
+    yield "signs", [asking("share-positive", pooled)]
+    yield "spread", [asking(bands.sizes, bands.spread)]
+    for kind in ("time-lag", "month-lag"):
+        yield kind, [partial(picture, kind)]
+    if "site" in dataset.xindexes:
+        yield "sites", [asking("mean-abs", by=_sites(dataset, most)) for most in SITES]
+
+
+def _first_of(moments: xr.Dataset, dataset: xr.Dataset) -> xr.Dataset:
+    """The first moment, as the picture of a window takes it."""
+    first = moments.isel(rank=0)
+    is_it = dataset["time"].values == first["time"].values
+    if "site" in first.coords:
+        is_it &= dataset["site"].values == first["site"].values
+    at = int(np.flatnonzero(is_it)[0])
+    (found,) = dask.compute(plots.wanted(dataset.isel(time=slice(at, at + 1)), ["window"])["window"])
+    return found.assign_attrs(windows=dataset.sizes["time"])
+
+
+def _sites(dataset: xr.Dataset, most: int) -> Grouping:
+    """Those with the most windows that can be had; all others are in no group."""
+    index = dataset.xindexes["site"]
+    assert isinstance(index, SiteIndex)
+    names, borders = index.parts
+    whole = np.concatenate([[0], np.cumsum((dataset["committed"] & ~dataset["skipped"]).values)])
+    counts = whole[borders[1:]] - whole[borders[:-1]]
+    kept = np.sort(np.argsort(-counts, kind="stable")[:most])
+    codes = np.full(len(names), -1)
+    codes[kept] = np.arange(len(kept))
+    along = da.from_array(np.repeat(codes, np.diff(borders)), chunks=(time_blocks(dataset),))
+    return Grouping("site", np.asarray(names, object)[kept], along)
+
+
+def _dressed(dataset: xr.Dataset, found: xr.Dataset) -> xr.Dataset:
+    """With the unit that the store gives outputs."""
+    named = dataset["prediction"].attrs.get("units") if "prediction" in dataset else None
+    return found.assign_attrs({"units": named} if named else {})

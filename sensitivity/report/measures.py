@@ -1,0 +1,96 @@
+"""Numbers that sentences and tables share: influence by lag and feature, and what it adds up to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+
+from ..plots import influence
+from ..plots.look import of_one_target, targets
+from .answers import Answers
+
+HELD = (0.5, 0.9)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature as tables show it; an interval is (low, high), NaN where none can be told."""
+
+    name: str
+    importance: float
+    interval: tuple[float, float]
+    share: float
+    share_interval: tuple[float, float]
+    mean_abs: float
+    std: float
+    held: tuple[float, ...]
+    peak_lag: int
+    positive: float
+
+
+def features(answers: Answers) -> list[Feature]:
+    """All of them, the most important first; of several targets the mean, without intervals."""
+    found = answers["importance"]
+    over = targets(found)
+    mean = found.mean(over)
+    total = float(mean["importance"].sum()) or np.nan
+    by_lag = influence(answers["mean-abs"])
+    ends = {name: _ends(found, name) for name in ("importance", "share")}
+    held = [lags_holding(by_lag, part).values for part in HELD]
+    peaks = peak_lags(by_lag)
+    signs = _positive(answers, peaks)
+    made = [
+        Feature(
+            name=str(name),
+            importance=float(mean["importance"][i]),
+            interval=ends["importance"][i],
+            share=float(mean["importance"][i]) / total,
+            share_interval=ends["share"][i],
+            mean_abs=float(mean["mean_abs"][i]),
+            std=float(mean["input_std"][i]),
+            held=tuple(float(lags[i]) for lags in held),
+            peak_lag=int(peaks[i]),
+            positive=float(signs[i]),
+        )
+        for i, name in enumerate(found["feature"].values.tolist())
+    ]
+    return sorted(made, key=lambda one: -np.nan_to_num(one.importance, nan=-1.0))
+
+
+def _ends(found: xr.Dataset, name: str) -> list[tuple[float, float]]:
+    if f"{name}_low" not in found or not of_one_target(found):
+        return [(np.nan, np.nan)] * found.sizes["feature"]
+    low, high = (found[f"{name}_{edge}"].squeeze(targets(found)).values for edge in ("low", "high"))
+    return [(max(0.0, float(a)), float(b)) for a, b in zip(low, high, strict=True)]  # neither is ever negative
+
+
+def peak_lags(by_lag: xr.DataArray) -> np.ndarray:
+    """The lag at which each feature's influence is largest `(feature)`."""
+    values = by_lag.transpose("lag", "feature").fillna(-1)
+    return values["lag"].values[values.values.argmax(axis=0)]
+
+
+def _positive(answers: Answers, peaks: np.ndarray) -> np.ndarray:
+    """The share of windows (and targets) with J > 0 at each feature's peak `(feature)`."""
+    if "share-positive" not in answers:
+        return np.full(len(peaks), np.nan)
+    share = answers["share-positive"]["share_positive"]
+    share = share.mean(targets(answers["share-positive"])).transpose("lag", "feature")
+    at = xr.DataArray(peaks, dims="feature")
+    return share.sel(lag=at).values
+
+
+def lags_holding(by_lag: xr.DataArray, part: float) -> xr.DataArray:
+    """How many lags, the newest first, hold so much of the sum over lags; NaN where that is zero."""
+    newest_first = by_lag.fillna(0).sortby("lag")
+    total = newest_first.sum("lag")
+    share = newest_first.cumsum("lag") / total.where(total > 0)
+    return ((share < part * (1 - 1e-12)).sum("lag") + 1).where(total > 0)
+
+
+def faded(by_lag: xr.DataArray) -> float:
+    """Influence at the oldest lag, as a share of the largest at any."""
+    total = by_lag.sum("feature", min_count=1)
+    return float(total.sel(lag=int(total["lag"].max())) / total.max()) if float(total.max()) > 0 else np.nan

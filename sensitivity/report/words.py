@@ -1,0 +1,310 @@
+"""What a report says of the numbers: findings as sentences, pictures in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import xarray as xr
+
+from ..plots import influence
+from ..plots.look import newest_last, of_one_target, scaled, targets, total
+from ..query.rows import text_of
+from . import measures
+from .answers import LEVEL, Answers
+from .markup import named
+from .measures import Feature
+from .state import State
+
+MONTHS = (
+    *("January", "February", "March", "April", "May", "June", "July"),
+    *("August", "September", "October", "November", "December"),
+)
+_RAISED = str.maketrans("−0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+SMALL = 0.01
+CONSTANT = 0.8  # of windows: above, a sign is called constant
+STEADY = 1.25  # the most by the least: below, groups hardly differ
+FADED = 0.1  # of the largest: below, the window is long enough to see influence end
+
+
+def number(value: float) -> str:
+    """To three digits, as tables have it."""
+    if not np.isfinite(value):
+        return "–"
+    text = f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
+    digits, _, power = text.replace("-", "−").partition("e")
+    return f"{digits}·10{power.replace('−0', '−').lstrip('+0').translate(_RAISED)}" if power else digits
+
+
+def percent(part: float) -> str:
+    if not np.isfinite(part):
+        return "–"
+    if 0 < part < 0.001:
+        return "<\u00a00.1\u00a0%"
+    if 0.995 <= part < 1:
+        return ">\u00a099\u00a0%"
+    return f"{100 * part:.2g}\u00a0%" if part < 0.0995 else f"{100 * part:.0f}\u00a0%"
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def plural(count: float, what: str) -> str:
+    return f"{count:,.0f} {what}{'' if count == 1 else 's'}"
+
+
+def listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def time_text(time: np.ndarray | np.generic) -> str:
+    return str(text_of(np.asarray(time))).replace("T", " ") if time.dtype.kind == "M" else str(time)
+
+
+def label(value: object, dim: str) -> str:
+    """A group's name: months by their names."""
+    return MONTHS[int(value) - 1] if dim == "month" else str(value)  # type: ignore[call-overload]
+
+
+# ---- findings ----------------------------------------------------------------------------------------
+
+
+def coverage(state: State) -> str:
+    parts = state.coverage
+    windows = parts.windows
+    if not parts.computed:
+        return f"None of {plural(windows, 'window')} is computed yet: there is nothing to say of derivatives."
+    done = f"All {plural(windows, 'window')} are done" if parts.complete else _unfinished(state)
+    skipped = f"; {parts.skipped:,} of them touch a missing value and have no derivative" if parts.skipped else ""
+    return f"{done}{skipped}."
+
+
+def _unfinished(state: State) -> str:
+    parts = state.coverage
+    done = parts.computed + parts.skipped
+    lacking = [
+        text
+        for count, text in (
+            (parts.missing, f"{parts.missing:,} are missing"),
+            (parts.failed, f"{parts.failed:,} failed"),
+        )
+        if count
+    ]
+    return f"The run is not complete: {done:,} of {plural(parts.windows, 'window')} are done, {listed(lacking)}"
+
+
+def findings(answers: Answers) -> Iterator[str]:
+    """The most important things first, in plain sentences."""
+    if not answers.said:
+        return
+    found = measures.features(answers)
+    by_lag = influence(answers["mean-abs"])
+    yield from _importance(answers, found)
+    yield from _memory(by_lag)
+    yield from _signs(answers, found)
+    yield from _groups(answers)
+    yield from _moments(answers)
+
+
+def _importance(answers: Answers, found: list[Feature]) -> Iterator[str]:
+    if not found[0].importance > 0:
+        flat = any(one.mean_abs > 0 for one in found)
+        why = "No input varies over the series" if flat else "Every derivative is zero"
+        yield f"{why}: {'its importance cannot be told' if flat else 'the output does not depend on any input'}."
+        return
+    first = found[0]
+    ends = "" if np.isnan(first.share_interval[0]) else f", {_interval(first.share_interval)}"
+    others = [f"{named(one.name)} ({percent(one.share)})" for one in found[1:3] if one.importance > 0]
+    then = f", then {listed(others)}" if others else ""
+    part = f"{percent(first.share)} of all features' importance"
+    yield f"{named(first.name)} moves {_outputs(answers)} most: {part}{ends}{then}."
+    small = [one for one in found if not one.share >= SMALL]
+    if 0 < len(small) < len(found):
+        names = f": {listed([named(one.name) for one in small])}" if len(small) <= 3 else ""
+        yield f"{plural(len(small), 'feature')} of {len(found):,} hold less than 1 % each{names}."
+
+
+def _interval(ends: tuple[float, float]) -> str:
+    low, high = (percent(end) for end in ends)
+    return f"{percent(LEVEL)} interval {low.partition(chr(160))[0]} to {high}"
+
+
+def _outputs(answers: Answers) -> str:
+    found = answers["importance"]
+    if of_one_target(found):
+        name = str(found["output"].values[0]) if "output" in found.coords else "output"
+        return "the output" if name == "output" else named(name)
+    parts = [plural(found.sizes[dim], dim.replace("_", " ")) for dim in targets(found) if found.sizes[dim] > 1]
+    return f"the outputs (mean over {listed(parts)})"
+
+
+def _memory(by_lag: xr.DataArray) -> Iterator[str]:
+    whole = total(by_lag)
+    half, most = (measures.lags_holding(whole, part) for part in measures.HELD)
+    if not np.isfinite(float(half)):
+        return
+    lags = by_lag.sizes["lag"]
+    left = measures.faded(by_lag)
+    yield (
+        f"The newest {plural(float(half), 'lag')} of {lags:,} hold half of the influence of all features together, "
+        f"the newest {float(most):,.0f} hold 90 %."
+    )
+    if lags > 1 and left >= FADED:
+        yield (
+            f"Influence has not faded at the oldest lag ({percent(left)} of its largest value): what lies further back "
+            "than the window cannot be seen."
+        )
+    elif lags > 1:
+        yield f"At the oldest lag influence has faded to {percent(left)} of its largest value."
+
+
+def _signs(answers: Answers, found: list[Feature]) -> Iterator[str]:
+    what, where = ("the output", "windows") if of_one_target(answers["importance"]) else ("outputs", "all cases")
+    for one in found[:3]:
+        if not np.isfinite(one.positive) or not one.importance > 0:
+            continue
+        part, way = max((one.positive, "raises"), (1 - one.positive, "lowers"))
+        rise = f"A rise of {named(one.name)} at lag {one.peak_lag}, where it counts most,"
+        often = "" if part >= CONSTANT else "has no constant sign: it "
+        yield f"{rise} {often}{way} {what} in {percent(part)} of {where}."
+
+
+def _groups(answers: Answers) -> Iterator[str]:
+    if "month-lag" not in answers or not of_several_groups(answers["month-lag"]):
+        return
+    dim, sums = by_group(answers["month-lag"])
+    if not float(sums.max()) > 0:
+        return
+    places = int(sums.values.argmax()), int(sums.values.argmin())
+    high, low = (label(sums[dim].values[place], dim) for place in places)
+    most, least = (f"{float(edge / sums.mean()):.2g}" for edge in (sums.max(), sums.min()))
+    if float(sums.max()) < STEADY * float(sums.min()):
+        yield f"How much the output depends on its inputs hardly varies by {dim}: {least} to {most} times the mean."
+    else:
+        times = f"{most} and {least} times the mean"
+        yield f"By {dim}, the output depends on its inputs most in {high} and least in {low}: {times}."
+
+
+def of_several_groups(found: xr.Dataset) -> bool:
+    return by_group(found)[1].size > 1
+
+
+def by_group(found: xr.Dataset) -> tuple[str, xr.DataArray]:
+    """The group's dimension, and the sum of influence over lags and features of each group that has any window."""
+    values = influence(found)
+    (dim,) = (str(dim) for dim in values.dims if dim not in ("lag", "feature"))
+    sums = values.sum(["lag", "feature"], min_count=1)
+    return dim, sums.isel({dim: np.isfinite(sums.values)})
+
+
+def _moments(answers: Answers) -> Iterator[str]:
+    if "moments" not in answers:
+        return
+    first = answers["moments"].isel(rank=0)
+    site = f" at {named(first['site'].item())}" if "site" in first.coords else ""
+    where = f"{named(first['at_feature'].item())} at lag {first['at_lag'].item()}"
+    yield (
+        f"The largest single derivative, in units of the input's spread, is that by {where} in the window "
+        f"that ends {time_text(first['time'].values[()])}{site}."
+    )
+
+
+# ---- pictures in words -------------------------------------------------------------------------------
+
+
+def of_importance(found: xr.Dataset) -> str:
+    values = found["importance"].mean(targets(found))
+    order = np.argsort(-np.nan_to_num(values.values))[:5]
+    share = values.values / max(float(values.sum()), np.finfo(float).tiny)
+    parts = [
+        f"{named(values['feature'].values[i])} {number(float(values[i]))} ({percent(float(share[i]))})" for i in order
+    ]
+    return f"Bar chart of {plural(values.sizes['feature'], 'feature')} by importance: {'; '.join(parts)}."
+
+
+def of_profile(found: xr.Dataset) -> str:
+    values = influence(found)
+    order = np.argsort(-np.nan_to_num(values.sum("lag").values))[:4]
+    parts = []
+    for i in order:
+        one = values.isel(feature=int(i))
+        at = int(one["lag"].values[int(np.nan_to_num(one.values).argmax())])
+        parts.append(f"{named(one['feature'].item())} is largest at lag {at} with {number(float(one.max()))}")
+    return f"Line chart of influence over {plural(values.sizes['lag'], 'lag')}: {'; '.join(parts)}."
+
+
+def of_band(found: xr.Dataset) -> str:
+    values = newest_last(scaled(found, "size_quantile")).transpose("lag", "feature", "at")
+    peak = np.unravel_index(int(np.nan_to_num(values.sel(at=0.75).values).argmax()), values.shape[:2])
+    one = values[peak[0], peak[1]]
+    low, high = (number(float(one.sel(at=edge))) for edge in (0.25, 0.75))
+    wide = [number(float(one.sel(at=edge))) for edge in (0.05, 0.95)]
+    return (
+        f"Panels of |J| by lag for the features that matter most. Widest for {named(one['feature'].item())} at lag "
+        f"{one['lag'].item()}: half of all windows lie between {low} and {high}, nine tenths between {wide[0]} and "
+        f"{wide[1]}."
+    )
+
+
+def of_heatmap(found: xr.Dataset) -> str:
+    values = influence(found).transpose("feature", "lag")
+    return f"Heat map of {_shape(values)}; {_largest(values)}."
+
+
+def of_times(found: xr.Dataset) -> str:
+    along = "time" if "time" in found.dims else "window"
+    values = total(influence(found)).transpose(along, "lag")
+    ends = [time_text(values[along].values[place]) for place in (0, -1)]
+    return f"Heat map of influence by time and lag, from {ends[0]} to {ends[1]}; {_largest(values)}."
+
+
+def of_groups(found: xr.Dataset) -> str:
+    dim, _ = by_group(found)
+    return f"Heat map of influence by {dim} and lag; {_largest(total(influence(found)).transpose(dim, 'lag'))}."
+
+
+def of_steps(found: xr.Dataset) -> str:
+    values = newest_last(total(scaled(found, "mean_abs")).mean("output")).transpose("output_step", "lag")
+    return f"Heat map of {_shape(values)}; {_largest(values)}."
+
+
+def of_distribution(found: xr.Dataset) -> str:
+    values = scaled(found, "pooled_quantile").transpose("feature", "at")
+    order = np.argsort(-np.nan_to_num(np.abs(values.values).max(axis=1)))[:4]
+    parts = [
+        f"{named(values['feature'].values[i])} {number(float(values[int(i)].sel(at=0.05)))} to "
+        f"{number(float(values[int(i)].sel(at=0.95)))}"
+        for i in order
+    ]
+    return f"Box chart of derivatives; the middle nine tenths are: {'; '.join(parts)}."
+
+
+def of_window(found: xr.Dataset) -> str:
+    values = scaled(found, "jacobian").transpose("output_step", "output", "lag", "feature")
+    if not bool(values.notnull().any()):
+        return "One window, without derivatives."
+    place = np.unravel_index(int(np.nan_to_num(np.abs(values.values)).argmax()), values.shape)
+    cell = values[tuple(map(int, place))]
+    return (
+        f"Inputs and derivatives of the window that ends at {time_text(found['time'].values[()])}; the largest is "
+        f"{number(float(cell))} by {named(cell['feature'].item())} at lag {cell['lag'].item()}."
+    )
+
+
+def _shape(values: xr.DataArray) -> str:
+    return " by ".join(plural(values.sizes[dim], str(dim).replace("_", " ")) for dim in values.dims)
+
+
+def _largest(values: xr.DataArray) -> str:
+    """Where the largest value stands, in words."""
+    filled = np.nan_to_num(values.values, nan=-1.0)
+    cell = values[tuple(map(int, np.unravel_index(int(filled.argmax()), filled.shape)))]
+    labels = [f"{str(dim).replace('_', ' ')} {_at(cell, str(dim))}" for dim in values.dims]
+    return f"the largest value, {number(float(cell))}, is at {listed(labels)}"
+
+
+def _at(cell: xr.DataArray, dim: str) -> str:
+    if dim not in cell.coords:
+        return ""
+    return time_text(cell[dim].values[()]) if cell[dim].dtype.kind == "M" else named(label(cell[dim].item(), dim))
