@@ -42,18 +42,20 @@ def add_moments(
     for group in range(len(borders) - 1):
         for first in range(0, cells, CELLS):
             last = min(cells, first + CELLS)
+            counts, lows, highs = count[group, first:last], least[group, first:last], largest[group, first:last]
+            totals, abs_totals, squares = (
+                total[group, first:last],
+                total_abs[group, first:last],
+                total_squares[group, first:last],
+            )
+            above, below = positive[group, first:last], negative[group, first:last]
             for place in range(borders[group], borders[group + 1]):
                 row = values[order[place], first:last]
-                _add_extremes(row, count[group, first:last], least[group, first:last], largest[group, first:last])
+                _add_extremes(row, counts, lows, highs)
                 if sizes:
-                    _add_sums(
-                        row,
-                        total[group, first:last],
-                        total_abs[group, first:last],
-                        total_squares[group, first:last],
-                    )
+                    _add_sums(row, totals, abs_totals, squares)
                 if signs:
-                    _add_signs(row, positive[group, first:last], negative[group, first:last])
+                    _add_signs(row, above, below)
 
 
 @_compiled
@@ -88,33 +90,27 @@ def _add_extremes(row, count, least, largest):
 
 @_compiled
 def add_inputs(
-    values, inputs, predictions, order, borders, count, total, total_abs, elastic_count, elastic, elastic_abs
+    values, inputs, strides, predictions, order, borders, count, total, total_abs, elastic_count, elastic, elastic_abs
 ):
     """Add J·x and J·x/y to sums `(group, target, source)`.
 
-    values: `(window, target, source)`; inputs: x `(window, 1 or target, source)`; predictions: y `(window, target)`.
+    values: `(window, target, source)`; predictions: y `(window, target)`; inputs: x, flat, `strides` of it from one
+    window's to the next one's, and from one target's.
     """
-    targets = values.shape[1]
-    shared = inputs.shape[1] == 1
+    targets, sources = values.shape[1:]
     for group in range(len(borders) - 1):
-        for place in range(borders[group], borders[group + 1]):
-            window = order[place]
+        for begin in range(borders[group], borders[group + 1], ROWS):
             for target in range(targets):
-                prediction = np.float64(predictions[window, target])
-                known = prediction - prediction == 0 and prediction != 0
-                x = inputs[window, 0 if shared else target]
-                _add_products(
-                    values[window, target], x, 1.0, count[group, target], total[group, target], total_abs[group, target]
-                )
-                if known:
-                    _add_products(
-                        values[window, target],
-                        x,
-                        1.0 / prediction,
-                        elastic_count[group, target],
-                        elastic[group, target],
-                        elastic_abs[group, target],
-                    )
+                plain = count[group, target], total[group, target], total_abs[group, target]
+                by_size = elastic_count[group, target], elastic[group, target], elastic_abs[group, target]
+                for place in range(begin, min(begin + ROWS, borders[group + 1])):
+                    window = order[place]
+                    start = window * strides[0] + target * strides[1]
+                    row, x = values[window, target], inputs[start : start + sources]
+                    _add_products(row, x, 1.0, *plain)
+                    prediction = np.float64(predictions[window, target])
+                    if prediction - prediction == 0 and prediction != 0:
+                        _add_products(row, x, 1.0 / prediction, *by_size)
 
 
 @_compiled

@@ -134,21 +134,29 @@ def _inputs(block: Block) -> dict[str, np.ndarray]:
     assert block.prediction is not None
     windows, steps, outputs, *source = block.jacobian.shape
     values = block.jacobian.reshape(windows, steps * outputs, math.prod(source))
-    inputs = _in_rows(block.inputs if block.inputs.shape[1] == 1 else np.repeat(block.inputs, outputs, axis=1))
     predictions = flat(np.ascontiguousarray(block.prediction))
+    inputs, by_window, by_step = _in_line(block.inputs)
+    if by_step and outputs > 1:  # a step's outputs have its inputs
+        inputs, by_window, by_step = _in_line(np.repeat(block.inputs, outputs, axis=1))
     found = {name: np.zeros((block.groups, *values.shape[1:]), kind) for name, kind in INPUTS.items()}
-    loops.add_inputs(values, inputs, predictions, block.order, block.borders, *found.values())
+    strides = np.array([by_window, by_step])
+    loops.add_inputs(values, inputs, strides, predictions, block.order, block.borders, *found.values())
     return {name: field.reshape(block.groups, *block.shape) for name, field in found.items()}
 
 
-def _in_rows(inputs: np.ndarray) -> np.ndarray:
-    """`(window, target, lag, feature)` → `(window, target, source)`: no copy where a window's steps lie together."""
+def _in_line(inputs: np.ndarray) -> tuple[np.ndarray, int, int]:
+    """`(window, 1 or target, lag, feature)` → all entries, flat, and how far it is from one window's to the next one's,
+    and from one target's (0 of 1): no copy where a window's steps lie together.
+    """
     windows, targets, lags, features = inputs.shape
     size, (window, target, lag, feature) = inputs.itemsize, inputs.strides
-    if inputs.size and feature == size and lag == features * size:
-        shape, strides = (windows, targets, lags * features), (window, target, size)
-        return np.lib.stride_tricks.as_strided(inputs, shape, strides, writeable=False)
-    return np.ascontiguousarray(inputs).reshape(windows, targets, lags * features)
+    apart = window % size == target % size == 0 and window >= 0 and target >= 0
+    if not (inputs.size and apart and feature == size and lag == features * size):
+        inputs = np.ascontiguousarray(inputs)
+        window, target = targets * lags * features * size, lags * features * size
+    by_window, by_target = window // size, target // size if targets > 1 else 0
+    last = (windows - 1) * by_window + (targets - 1) * by_target + lags * features if inputs.size else 0
+    return np.lib.stride_tricks.as_strided(inputs, (last,), (size,), writeable=False), by_window, by_target
 
 
 def _products(block: Block, moments: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ from scipy import linalg
 from sensitivity import query
 from sensitivity.errors import Refused
 from sensitivity.query import histogram
+from sensitivity.query.sums import sums_of
 from tests.sensitivity.asking import cuts, dataset, over_windows, random_jacobian
 
 SUMMARY = {
@@ -114,6 +115,41 @@ def test_gradient_times_input_and_elasticity(chunks, steps):
         close(found[name]["mean"], over_windows(reference, np.mean), rtol=1e-9, atol=1e-12)
         close(found[name]["mean_abs"], over_windows(reference, SUMMARY["mean_abs"]), rtol=1e-9)
         np.testing.assert_array_equal(found[name]["count"], np.isfinite(reference).sum(axis=0))
+
+
+def _slid(steps: np.ndarray) -> np.ndarray:
+    """Windows of five steps, as views."""
+    return np.lib.stride_tricks.sliding_window_view(steps, 5, axis=0).swapaxes(1, 2)
+
+
+LAYOUTS = {
+    "of its own": lambda steps: _slid(steps).copy()[:, None],
+    "steps that windows share": lambda steps: _slid(steps)[:, None],
+    "back in time": lambda steps: _slid(steps[::-1])[:, None],
+    "every second window": lambda steps: _slid(steps)[::2, None],
+    "some of the features": lambda steps: _slid(np.repeat(steps, 2, axis=1)[:, ::2])[:, None],
+    "by output step": lambda steps: np.stack([_slid(steps[i : i + 26]) for i in range(3)], axis=1),
+    "by output step, as views": lambda steps: np.lib.stride_tricks.sliding_window_view(
+        _slid(steps), 3, axis=0
+    ).transpose(0, 3, 1, 2),
+}
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_inputs_may_lie_in_memory_in_any_way(layout, outputs):
+    random = np.random.default_rng(0)
+    inputs = LAYOUTS[layout](random.standard_normal((28, 2)).astype("float32"))
+    windows = len(inputs)
+    jacobian = random.standard_normal((windows, 3, outputs, 5, 2)).astype("float32")
+    prediction = random.standard_normal((windows, 3, outputs)).astype("float32")
+    codes = random.integers(-1, 2, windows)
+    found = sums_of(jacobian, codes, ("input_total", "elastic_abs"), prediction, inputs)
+    products = jacobian.astype(float) * inputs[:, :, None]
+    elastic = np.abs(products / prediction[..., None, None].astype(float))
+    for group in (0, 1):
+        close(found.sums["input_total"][group], products[codes == group].sum(axis=0), rtol=1e-9, atol=1e-12)
+        close(found.sums["elastic_abs"][group], elastic[codes == group].sum(axis=0))
 
 
 @pytest.mark.parametrize(
