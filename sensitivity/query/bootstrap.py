@@ -38,13 +38,13 @@ class Resampling:
     """How a record is resampled, and what an interval has to know of it.
 
     `weights` `(resample, leaf)` int32: how often a resample takes a leaf; every row sums to the number of leaves.
-    `block`: length of a block in leaves. `leaves`: how many leaves hold data. `inflation`: what deviations from the
-    point are multiplied by, at least 1. `seed`: what the weights were drawn from.
+    `block`: length of a block in leaves. `leaves`: how many leaves hold data, or what they are worth (`spread`).
+    `inflation`: what deviations from the point are multiplied by, at least 1. `seed`: what the weights were drawn from.
     """
 
     weights: np.ndarray
     block: int
-    leaves: int
+    leaves: float
     inflation: float
     seed: int
 
@@ -91,6 +91,18 @@ def block_length(means: np.ndarray, counts: np.ndarray) -> int:
     out; never so long that fewer than `ENOUGH_BLOCKS` blocks of data remain, where there are as many leaves.
     """
     return _block_length(_influence(means, counts), counts)
+
+
+def spread(counts: np.ndarray, block: int) -> float:
+    """How many leaves would make as many blocks of data as there are: of counts `(leaf,)`, all of them where all
+    leaves have as many, and `block` where one has them all.
+
+    (Σw)² / Σw², w the counts of circular blocks (Kish 1965, Survey Sampling): windows of a kind that is rare, but comes
+    all along the record, are worth more than as many in a row.
+    """
+    whole = np.append(0, np.resize(counts, len(counts) + block - 1)).cumsum(dtype=np.float64)
+    blocks = whole[block:] - whole[:-block]
+    return float(np.square(blocks.sum()) / max(np.square(blocks).sum(), np.finfo(float).tiny))
 
 
 def weights(leaves: int, block: int, resamples: int, seed: int) -> np.ndarray:

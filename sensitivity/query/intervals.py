@@ -17,7 +17,7 @@ import xarray as xr
 from ..errors import Refused
 from . import histogram
 from .blas import one_thread
-from .bootstrap import Resampling, interval, resampling, weights
+from .bootstrap import Resampling, interval, resampling, spread, weights
 from .conditions import Grouping
 from .periods import Span, as_numbers, stretches
 from .statistics import EXTREMES, Statistic
@@ -163,9 +163,9 @@ def _groups(sums: xr.Dataset, names: list[str]) -> Iterator[dict[str, object]]:
 
 
 def _ends(statistic: Statistic, point: xr.Dataset, apart: xr.Dataset, drawn: Resampling, level: float) -> xr.Dataset:
-    """Of one group, whose own leaves say how much there is of it."""
+    """Of one group, which says how much there is of it."""
     replicates = replicated(statistic, apart, drawn.weights)
-    own = replace(drawn, leaves=_filled(apart, statistic.sides))
+    own = replace(drawn, leaves=_spread(apart, statistic.sides, drawn.block))
     found: dict[str, Any] = {}
     for name in uncertain(statistic, point):
         values = replicates[name].transpose("resample", *point[name].dims)
@@ -174,12 +174,13 @@ def _ends(statistic: Statistic, point: xr.Dataset, apart: xr.Dataset, drawn: Res
     return xr.Dataset(found)
 
 
-def _filled(apart: xr.Dataset, sides: tuple[str, tuple[int, int]] | None) -> int:
-    """How many leaves hold data: of a difference, those of the side that has fewer."""
-    there = apart[_counting(apart)] > 0
+def _spread(apart: xr.Dataset, sides: tuple[str, tuple[int, int]] | None, block: int) -> float:
+    """What leaves are worth: of a difference, those of the side that has less."""
+    counts = apart[_counting(apart)]
     if sides is not None:
-        there = there.isel({sides[0]: list(sides[1])})
-    return int(there.any([dim for dim in there.dims if dim in CELL]).sum(LEAF).min())
+        counts = counts.isel({sides[0]: list(sides[1])})
+    most = counts.max([dim for dim in counts.dims if dim in CELL]).transpose(..., LEAF).values
+    return min(spread(one, block) for one in most.reshape(-1, most.shape[-1]))
 
 
 def _counting(apart: xr.Dataset) -> str:

@@ -54,7 +54,8 @@ def _model(state: State) -> Iterator[tuple[str, str]]:
     facts: dict[str, Any] = state.run.content["model"]
     yield "Path", state.run.job.model.path
     yield "Input", f"{_times(facts['input_shape'])} (lag × feature), {facts['dtype']}"
-    yield "Output", f"{_times(facts['target_shape'])}, {_few(facts['outputs'], 'output')}"
+    steps = f"{_times(facts['target_shape'])} (step × output), " if len(facts["target_shape"]) > 1 else ""
+    yield "Output", steps + _few(facts["outputs"], "output")
     yield "Parameters", f"{facts['parameters']:,}"
     if facts["recurrent"]:
         yield (

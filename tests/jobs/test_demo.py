@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 
 import xarray as xr
 
@@ -31,6 +32,15 @@ def test_demo(tmp_path, ray_session, monkeypatch, capfd):
     assert len(commands) == 2
     for command in commands:
         assert call(*command.split()).exit_code == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["soil_moisture", "demo/runs/soil"])
+    capfd.readouterr()
+    runpy.run_module("jobs.examples.soil_moisture")
+    told = capfd.readouterr().out
+    for part in ("All 26,285 windows are done", "half of |J| within", "by season", "less where it is dry", "by night"):
+        assert part in told
+    assert "NaN" not in told
+    assert {file.name for file in tmp_path.glob("*.svg")} == {"lag-profile.svg", "heatmap.svg", "month-lag.svg"}
     again = call("demo", tmp_path / "demo")
     assert again.exit_code == 0
     assert "12 of 12 shards are committed" in again.stderr

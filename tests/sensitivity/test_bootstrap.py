@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sensitivity.query import bootstrap
-from sensitivity.query.bootstrap import Resampling, block_length, interval, resampling, weights
-from tests.benchmarks.intervals import ar1, coverage
+from sensitivity.query.bootstrap import Resampling, block_length, interval, resampling, spread, weights
+from tests.benchmarks.intervals import GROUPS, ar1, coverage, group_coverage
 
 
 def record(cells: int = 3, leaves: int = 100, dependence: float = 0.6) -> np.ndarray:
@@ -19,6 +19,13 @@ def record(cells: int = 3, leaves: int = 100, dependence: float = 0.6) -> np.nda
 def test_intervals_hold_the_truth_as_often_as_they_say(dependence, length):
     """Of 400 series, a share of 90 % is known to 3 points (two standard errors)."""
     found = coverage(dependence, length, series=400, resamples=300, seed=1, hears=lambda how: None)
+    assert np.all((found >= 0.85) & (found <= 0.95)), found
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_intervals_of_groups_hold_the_truth_as_often_as_they_say(group):
+    """A group that is a fiftieth of the record, which remembers a hundredth of itself."""
+    found = group_coverage(0.99, group, series=300, resamples=300, seed=1)
     assert np.all((found >= 0.85) & (found <= 0.95)), found
 
 
@@ -73,6 +80,18 @@ def test_empty_leaves_count_for_nothing():
     found = resampling([np.where(counts[:, None] > 0, means, np.nan)], counts)
     same = resampling([np.where(counts[:, None] > 0, means, 1e9)], np.repeat(counts[:, None], 3, axis=1))
     assert (found.block, found.inflation, found.leaves) == (same.block, same.inflation, 79)
+
+
+@pytest.mark.parametrize("block", [1, 4, 20, 40])
+def test_what_comes_all_along_a_record_is_worth_more_than_what_comes_at_once(block):
+    every, one, none = np.full(40, 3), np.eye(40)[7], np.zeros(40)
+    assert spread(every, block) == pytest.approx(40)
+    assert spread(one, block) == pytest.approx(block)
+    assert spread(none, block) == 0
+    at_once, along = np.repeat([1, 0], [8, 32]), np.tile([1, 0, 0, 0, 0], 8)
+    assert spread(at_once, block) <= spread(along, block) + 1e-9 <= 40 + 2e-9
+    if block == 4:
+        assert (spread(at_once, block), spread(along, block)) == (pytest.approx(1024 / 108), pytest.approx(32))
 
 
 def test_constant_cells_say_nothing_of_blocks():

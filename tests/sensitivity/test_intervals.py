@@ -92,6 +92,18 @@ def test_a_group_in_few_leaves_has_no_interval():
     assert found["mean_low"].sel(event="no").notnull().any()
 
 
+def test_a_rare_group_that_comes_all_along_the_record_has_an_interval():
+    """As hours of rain do, in a record with a slow swing: what many a difference of wet and dry is asked of."""
+    random = np.random.default_rng(0)
+    rare = random.random(4000) < 0.02
+    values = np.repeat(autoregressive(100, 0.9, 1, seed=5), 40, axis=0)[:4000]
+    values = values + 2.0 * rare[:, None] + 0.1 * random.standard_normal((4000, 1))
+    source = of_cells(values, freq="h").assign_coords(event=("time", np.where(rare, "yes", "no")))
+    found = query.difference(source, "mean", ("yes", "no"), by="event", ci=0.9).compute()
+    assert found["block"] > 20
+    assert found["mean_difference_low"] <= 2 <= found["mean_difference_high"]
+
+
 def test_what_two_groups_share_is_no_doubt_about_their_difference():
     """Both groups follow the same slow swings, which cancel."""
     swings = np.repeat(autoregressive(100, 0.5, 1, seed=5), 24, axis=0)

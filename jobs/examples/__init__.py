@@ -1,0 +1,1 @@
+"""Scripts that show how results are worked with, cell by cell."""
