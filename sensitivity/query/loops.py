@@ -15,6 +15,7 @@ import numba
 import numpy as np
 
 ROWS, CELLS = 128, 512  # of a tile whose keys stay in a core's cache
+APART = 32  # keys between rows: rows a power of two apart would share few lines of a cache
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,19 +99,63 @@ def add_inputs(
     window's to the next one's, and from one target's.
     """
     targets, sources = values.shape[1:]
+    sums = np.empty((4, sources))
     for group in range(len(borders) - 1):
         for begin in range(borders[group], borders[group + 1], ROWS):
+            windows = order[begin : min(begin + ROWS, borders[group + 1])]
             for target in range(targets):
                 plain = count[group, target], total[group, target], total_abs[group, target]
                 by_size = elastic_count[group, target], elastic[group, target], elastic_abs[group, target]
-                for place in range(begin, min(begin + ROWS, borders[group + 1])):
-                    window = order[place]
+                if _all_added(values, inputs, strides, predictions, windows, target, sums):
+                    _add_part(len(windows), sums[0], sums[1], *plain)
+                    _add_part(len(windows), sums[2], sums[3], *by_size)
+                    continue
+                for window in windows:
                     start = window * strides[0] + target * strides[1]
                     row, x = values[window, target], inputs[start : start + sources]
                     _add_products(row, x, 1.0, *plain)
                     prediction = np.float64(predictions[window, target])
                     if prediction - prediction == 0 and prediction != 0:
                         _add_products(row, x, 1.0 / prediction, *by_size)
+
+
+@_compiled
+def _all_added(values, inputs, strides, predictions, windows, target, sums):
+    """Whether all products of some windows are finite; then `sums` `(4, source)` are Σ J·x, Σ |J·x|, and both by y."""
+    sources = values.shape[2]
+    total, total_abs, elastic, elastic_abs = sums[0], sums[1], sums[2], sums[3]
+    sums[:] = 0
+    for window in windows:
+        prediction = np.float64(predictions[window, target])
+        if not (prediction - prediction == 0 and prediction != 0):
+            return False
+        start = window * strides[0] + target * strides[1]
+        x = inputs[start : start + sources]
+        _add_row(values[window, target], x, 1.0 / prediction, total, total_abs, elastic, elastic_abs)
+    for source in range(sources):  # what is not finite stays so in a sum of sizes
+        size = total_abs[source] + elastic_abs[source]
+        if size - size != 0:
+            return False
+    return True
+
+
+@_compiled
+def _add_row(row, x, factor, total, total_abs, elastic, elastic_abs):
+    for source in range(len(row)):
+        product = np.float64(row[source]) * x[source]
+        quotient = product * factor
+        total[source] += product
+        total_abs[source] += abs(product)
+        elastic[source] += quotient
+        elastic_abs[source] += abs(quotient)
+
+
+@_compiled
+def _add_part(windows, part, part_abs, count, total, total_abs):
+    for source in range(len(part)):
+        count[source] += windows
+        total[source] += part[source]
+        total_abs[source] += part_abs[source]
 
 
 @_compiled
@@ -132,7 +177,7 @@ def add_histogram(bits, order, borders, bases, counts, mask, shift):
     `(group, cell)`, is the rank of an entry's bin away from the middle one.
     """
     cells, side = bits.shape[1], np.int32(counts.shape[2] // 2 - 1)
-    keys = np.empty((ROWS, CELLS), np.int16)
+    keys = np.empty((ROWS, CELLS + APART), np.int16)
     for group in range(len(borders) - 1):
         for begin in range(borders[group], borders[group + 1], ROWS):
             rows = min(ROWS, borders[group + 1] - begin)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import dask.array as da
 import numpy as np
+import pandas as pd
 import xarray as xr
+import zarr
 
 from ..errors import Refused
+from ..machine import cores
 from ..site_index import SiteIndex
 from ..standing import stand
 from ..store import Run
 
 BLOCK_BYTES = 32 << 20  # of J; a thread holds one, and as much again while it is decoded
 LABEL_BLOCK = 1 << 20
+DECODERS = "threading.max_workers"
 
 
 def open_run(path: str | Path) -> xr.Dataset:
@@ -34,9 +39,12 @@ def open_run(path: str | Path) -> xr.Dataset:
     """
     run = Run.open(path)
     layout = run.layout
-    committed = np.repeat(stand(run).done, layout.shard_windows)[: layout.windows]
+    done = stand(run).done
+    committed = np.repeat(done, layout.shard_windows)[: layout.windows]
+    if done.all():
+        committed = np.broadcast_to(np.True_, layout.windows)  # which takes no memory
     # A block per shard where some are missing: then a block is read either whole or not at all.
-    dataset = xr.open_zarr(run.results, chunks=None).assign_coords(committed=("time", committed))
+    dataset = opened(run.results).assign_coords(committed=("time", committed))
     dataset = dataset.assign_coords(window=("time", da.arange(layout.windows, chunks=LABEL_BLOCK)))
     if run.survey.sites:
         names, counts = np.array([site.name for site in run.survey.sites], object), run.windows.per_site
@@ -46,10 +54,30 @@ def open_run(path: str | Path) -> xr.Dataset:
     shards = max(1, BLOCK_BYTES // shard_bytes) if committed.all() else 1
     blocks = {"time": layout.shard_windows * shards, "output_step": layout.chunk_steps}
     for name in ("jacobian", "prediction"):
-        dataset[name] = dataset[name].copy(data=dataset[name].variable.chunk(blocks).data)
-        if not committed.all():
-            dataset[name] = dataset[name].copy(data=_masked(dataset[name].data, committed))
+        variable = dataset[name].variable.chunk(blocks)
+        data = variable.data if committed.all() else _masked(variable.data, committed)
+        dataset[name] = xr.Variable(variable.dims, data, variable.attrs, variable.encoding)
     return dataset.assign_attrs(run=str(run.place), length=run.windows.length, stride=run.windows.stride)
+
+
+def opened(results: Any) -> xr.Dataset:
+    """A store as it is, lazy but for labels. Times are decoded in blocks: at once, they would take four times the
+    memory that they have then.
+    """
+    if zarr.config.get(DECODERS) is None:  # each holds on to memory of its own, and no more than cores can be at work
+        zarr.config.set({DECODERS: cores()})
+    dataset = xr.open_zarr(results, chunks=None, create_default_indexes=False)
+    times = dataset["time"].variable
+    values = np.empty(times.shape, times.dtype)
+    for start in range(0, len(values), LABEL_BLOCK):
+        values[start : start + LABEL_BLOCK] = times[start : start + LABEL_BLOCK].values
+    labels = xr.CFTimeIndex(values) if values.dtype == object else pd.Index(values, copy=False)
+    index = xr.indexes.PandasIndex(labels, "time")
+    made = xr.Coordinates(index.create_variables({"time": times}), {"time": index})
+    dataset = dataset.drop_vars("time").assign_coords(made)
+    for dim in {"output_step", "output", "lag", "feature"} & {*dataset.coords}:
+        dataset = dataset.set_xindex(dim)
+    return dataset
 
 
 def _masked(array: da.Array, served: np.ndarray) -> da.Array:

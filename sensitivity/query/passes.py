@@ -159,18 +159,17 @@ def canonical(dataset: xr.Dataset, *, inputs: bool) -> xr.Dataset:
             dataset = dataset.drop_vars([*variables, *([dim] if dim in dataset.coords else [])]).assign(widened)
     if "input_std" in dataset.coords and not dataset["input_std"].dims:
         dataset = dataset.assign_coords(input_std=("feature", [dataset["input_std"].values.item()]))
-    jacobian = dataset["jacobian"].transpose("time", *CELL)
-    whole = {"output": -1, "lag": -1, "feature": -1}
-    dataset["jacobian"] = jacobian.copy(data=jacobian.variable.chunk(whole).data)
+    # Variables, as a DataArray's copy would have one of the times, too.
+    jacobian = dataset["jacobian"].variable.transpose("time", *CELL).chunk({"output": -1, "lag": -1, "feature": -1})
+    dataset = dataset.assign(jacobian=jacobian)
     if "prediction" in dataset:
-        prediction = dataset["prediction"].transpose("time", *CELL[:2])
-        dataset["prediction"] = prediction.copy(data=prediction.variable.chunk().data)
+        prediction = dataset["prediction"].variable.transpose("time", *CELL[:2])
+        dataset = dataset.assign(prediction=prediction.chunk())
     if inputs:
         dataset = with_inputs(dataset)
         dims = [dim for dim in ("time", "output_step", "lag", "feature") if dim in dataset["input"].dims]
-        chunks = {dim: dataset["jacobian"].variable.chunksizes[dim] for dim in dims}
-        inputs_there = dataset["input"].transpose(*dims)
-        dataset["input"] = inputs_there.copy(data=inputs_there.variable.chunk(chunks).data)
+        chunks = {dim: jacobian.chunksizes[dim] for dim in dims}
+        dataset = dataset.assign(input=dataset["input"].variable.transpose(*dims).chunk(chunks))
     return dataset
 
 

@@ -36,7 +36,7 @@ INPUTS = {
     "elastic_total": np.float64,  # Σ J·x/y
     "elastic_abs": np.float64,
 }
-TARGETS = {"target_count": "count", "target_total": "total", "target_squares": "total_squares"}
+TARGETS = {"target_count": np.int64, "target_total": np.float64, "target_squares": np.float64}  # of finite y
 TOTALS = ("total", "total_abs", "total_squares")
 SIGNS = ("positive", "negative")
 HISTOGRAM = ("histogram", "tops")
@@ -95,31 +95,41 @@ def sums_of(
     """The sums `needs` names of one block, by `codes` int64 `(window)`; windows with a code below zero do not count."""
     order = np.argsort(codes, kind="stable")
     order = order[np.searchsorted(codes[order], 0) :]
-    groups, starts = np.unique(codes[order], return_index=True)
+    ordered = codes[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
     block = Block(np.ascontiguousarray(jacobian), prediction, inputs, order, np.append(starts, len(order)))
     found: dict[str, np.ndarray] = {}
     if {*MOMENTS, *HISTOGRAM, *PRODUCTS} & {*needs}:
-        found |= _moments(block.jacobian, block, needs)
+        found |= _moments(block, needs)
     if {*HISTOGRAM} & {*needs}:
         found |= _histogram(block, found)
     if {*INPUTS} & {*needs}:
         found |= _inputs(block)
     if {*TARGETS} & {*needs}:
-        assert prediction is not None
-        moments = _moments(np.ascontiguousarray(prediction), block, TOTALS)
-        found |= {name: moments[field] for name, field in TARGETS.items()}
+        found |= _targets(block)
     if {*PRODUCTS} & {*needs}:
         found |= _products(block, found)
-    return Part(groups, {name: found[name] for name in needs})
+    return Part(ordered[starts], {name: found[name] for name in needs})
 
 
-def _moments(values: np.ndarray, block: Block, needs: Sequence[str]) -> dict[str, np.ndarray]:
-    cells = flat(values)
-    found = {name: np.zeros((block.groups, cells.shape[1]), kind or values.dtype) for name, kind in MOMENTS.items()}
+def _moments(block: Block, needs: Sequence[str]) -> dict[str, np.ndarray]:
+    cells = flat(block.jacobian)
+    found = {name: np.zeros((block.groups, cells.shape[1]), kind or cells.dtype) for name, kind in MOMENTS.items()}
     found["least"][:], found["largest"][:] = np.inf, -np.inf
     signs, sizes = bool({*SIGNS} & {*needs}), bool({*TOTALS} & {*needs})
     loops.add_moments(cells, block.order, block.borders, signs, sizes, *found.values())
-    return {name: field.reshape(block.groups, *values.shape[1:]) for name, field in found.items()}
+    return {name: field.reshape(block.groups, *block.shape) for name, field in found.items()}
+
+
+def _targets(block: Block) -> dict[str, np.ndarray]:
+    assert block.prediction is not None
+    values = block.prediction[block.order].astype(np.float64)
+    finite = np.isfinite(values)
+    values[~finite] = 0
+    terms = zip(TARGETS.items(), (finite, values, np.square(values)), strict=True)
+    if not block.groups:
+        return {name: np.zeros((0, *values.shape[1:]), kind) for (name, kind), _ in terms}
+    return {name: np.add.reduceat(term, block.borders[:-1], axis=0, dtype=kind) for (name, kind), term in terms}
 
 
 def _histogram(block: Block, moments: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 DISTINCT = 4
-CHUNK_BYTES = 32 << 20
+CHUNK_BYTES, LABELS = 32 << 20, 1 << 20
 PLAIN = (
     "importance",
     "mean",
@@ -76,34 +76,37 @@ def make_store(folder: Path, windows: int, lags: int, features: int) -> None:
         jacobian[i * chunk : i * chunk + rows] = values.astype("float32")
     for i in range(DISTINCT, windows // chunk):
         os.link(folder / "jacobian" / f"c.{i % DISTINCT}.0.0.0.0", folder / "jacobian" / f"c.{i}.0.0.0.0")
+    minutes = {"units": "minutes since 2001-01-01", "calendar": "proleptic_gregorian"}
+    time = group.create_array(
+        "time", shape=(windows,), chunks=(LABELS,), dtype="int64", dimension_names=("time",), attributes=minutes
+    )
+    for start in range(0, windows, LABELS):
+        time[start : start + LABELS] = np.arange(start, min(windows, start + LABELS))
     labels = {"lag": np.arange(lags)[::-1], "output_step": [0], "input_std": ("feature", np.ones(features))}
-    xr.Dataset(coords=labels).to_zarr(folder, mode="a", zarr_format=3, consolidated=False)
+    xr.Dataset(coords=labels).to_zarr(folder, mode="a", zarr_format=3)
 
 
 def opened(folder: Path):
     """The store as `open_run` gives one, with predictions and inputs made up on the way."""
     import dask.array as da
-    import xarray as xr
 
-    from sensitivity.query.opening import BLOCK_BYTES
+    from sensitivity.query import opening
 
-    dataset = xr.open_zarr(folder, chunks=None, consolidated=False)
+    dataset = opening.opened(folder)
     windows, *_, lags, features = dataset["jacobian"].shape
     chunk = dataset["jacobian"].encoding["chunks"][0]
-    block = chunk * max(1, BLOCK_BYTES // (4 * chunk * lags * features))
-    dataset["jacobian"] = dataset["jacobian"].chunk({"time": block})
+    block = chunk * max(1, opening.BLOCK_BYTES // (4 * chunk * lags * features))
+    dataset["jacobian"] = dataset["jacobian"].variable.chunk({"time": block})
     steps = np.random.default_rng(1).standard_normal((block + lags - 1, features)).astype("float32")
     view = np.lib.stride_tricks.sliding_window_view(steps, lags, axis=0).swapaxes(1, 2)
     numbers = da.arange(windows, chunks=block)
     known = {"dtype": "float32", "meta": np.empty((0, 0, 0), "float32"), "new_axis": [1, 2]}
     inputs = da.map_blocks(lambda n: view[: len(n)], numbers, chunks=(numbers.chunks[0], lags, features), **known)
     prediction = da.map_blocks(lambda n: steps[: len(n), :1, None], numbers, chunks=(numbers.chunks[0], 1, 1), **known)
-    times = np.arange(windows).astype("datetime64[m]").astype("datetime64[ns]")
     return dataset.assign(
         input=(("time", "lag", "feature"), inputs), prediction=(("time", "output_step", "output"), prediction)
     ).assign_coords(
-        time=times,
-        committed=("time", np.ones(windows, bool)),
+        committed=("time", np.broadcast_to(np.True_, windows)),
         feature=[f"x_{i}" for i in range(features)],
         output=["y"],
     )
