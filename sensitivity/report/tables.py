@@ -205,8 +205,19 @@ def _moments(state: State, found: xr.Dataset) -> Table:
         one = found.isel(rank=i)
         at = [one[f"at_{name}"].item() for name in ("feature", "lag", "output", "output_step")]
         where = (str(one["site"].item()),) if site else ()
-        rows.append((i + 1, words.time_text(one["time"].values[()]), *where, float(one["peak"]), *at))
-    columns = ("Rank", "Window ends", *site, "J there", "Feature", "Lag", "Output", "Output step")
+        sizes = float(one["score"]), float(one["peak"])
+        rows.append((i + 1, words.time_text(one["time"].values[()]), *where, *sizes, *at))
+    columns = (
+        "Rank",
+        "Window ends",
+        *site,
+        "|J|\u00a0×\u00a0std",
+        "J there",
+        "Feature",
+        "Lag",
+        "Output",
+        "Output step",
+    )
     return Table(
         "moments",
         "Moments that stand out",
