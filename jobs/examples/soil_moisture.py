@@ -18,7 +18,8 @@ import xarray as xr
 import sensitivity
 from sensitivity import plots, query
 
-RUN = sys.argv[1] if len(sys.argv) == 2 else "sensitivity-demo/runs/soil"  # a notebook's kernel has other arguments
+given = [argument for argument in sys.argv[1:2] if not argument.startswith("-")]  # as a notebook's kernel has them
+RUN = given[0] if given else "sensitivity-demo/runs/soil"
 ds = sensitivity.open_run(RUN)
 print(sensitivity.overview(RUN))  # in a notebook: its last line, without print
 

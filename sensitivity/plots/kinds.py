@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
@@ -14,6 +15,7 @@ from ..job import parse_bytes
 from ..query import ask_together, select, statistic
 from ..query.ask import MEMORY, question
 from ..query.conditions import By
+from ..query.opening import LABEL_BLOCK
 from ..query.statistics import Statistic
 from ..query.sums import CELL
 from . import bands, bars, comparison, lags, times, window
@@ -28,8 +30,10 @@ def _by_month(dataset: xr.Dataset, how: dict[str, Any]) -> By:
         raise Refused(
             "kind", given="month-lag of a series whose steps have no dates", allowed="dates", remedy="draw time-lag"
         )
-    months = len(set(dataset["time"].values.astype("datetime64[M]").tolist()))
-    return "month" if dataset.sizes["time"] >= PER_MONTH * months else "season"
+    times = dataset["time"].values
+    parts = (times[start : start + LABEL_BLOCK].astype("datetime64[M]") for start in range(0, len(times), LABEL_BLOCK))
+    months = {month for part in parts for month in np.unique(part).tolist()}
+    return "month" if len(times) >= PER_MONTH * len(months) else "season"
 
 
 def _by_time(dataset: xr.Dataset, how: dict[str, Any]) -> By:

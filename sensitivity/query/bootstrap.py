@@ -73,7 +73,7 @@ def resampling(
     """
     influences = [_influence(means, counts) for means in kinds]
     lengths = [_block_length(influence, counts) for influence in influences]
-    block = max(least, *lengths)
+    block = min(max(least, *lengths), len(counts))
     return Resampling(
         weights=weights(len(counts), block, resamples, seed),
         block=block,

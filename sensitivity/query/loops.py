@@ -116,7 +116,7 @@ def add_inputs(
                     _add_products(row, x, 1.0, *plain)
                     prediction = np.float64(predictions[window, target])
                     if prediction - prediction == 0 and prediction != 0:
-                        _add_products(row, x, 1.0 / prediction, *by_size)
+                        _add_products(row, x, prediction, *by_size)
 
 
 @_compiled
@@ -159,9 +159,9 @@ def _add_part(windows, part, part_abs, count, total, total_abs):
 
 
 @_compiled
-def _add_products(row, x, factor, count, total, total_abs):
+def _add_products(row, x, divisor, count, total, total_abs):
     for source in range(len(row)):
-        product = np.float64(row[source]) * x[source] * factor
+        product = np.float64(row[source]) * x[source] / divisor
         finite = product - product == 0
         exact = product if finite else 0.0
         count[source] += finite

@@ -35,11 +35,16 @@ def open_run(path: str | Path) -> xr.Dataset:
     The windows of a panel stand site by site, each site's in order of time; `site` (text) along time is an index like
     `time`: `.sel(site="A").sel(time=slice("2001", "2003"))`, one after the other. `input_std` is over all sites.
 
-    Raises `Refused` (a ValueError) where there is no run.
+    As many chunks are decoded at once as there are cores, unless Zarr's `threading.max_workers` says otherwise: that is
+    set, for the process. Raises `Refused` (a ValueError) where there is no run.
     """
     run = Run.open(path)
+    return dataset_of(run, stand(run).done)
+
+
+def dataset_of(run: Run, done: np.ndarray) -> xr.Dataset:
+    """A run as `open_run` has it, of which these shards are done: bool `(shard)`."""
     layout = run.layout
-    done = stand(run).done
     committed = np.repeat(done, layout.shard_windows)[: layout.windows]
     if done.all():
         committed = np.broadcast_to(np.True_, layout.windows)  # which takes no memory
@@ -75,8 +80,8 @@ def opened(results: Any) -> xr.Dataset:
     index = xr.indexes.PandasIndex(labels, "time")
     made = xr.Coordinates(index.create_variables({"time": times}), {"time": index})
     dataset = dataset.drop_vars("time").assign_coords(made)
-    for dim in {"output_step", "output", "lag", "feature"} & {*dataset.coords}:
-        dataset = dataset.set_xindex(dim)
+    for dim in ("output_step", "output", "lag", "feature"):
+        dataset = dataset.set_xindex(dim) if dim in dataset.coords else dataset
     return dataset
 
 

@@ -20,6 +20,7 @@ import xarray as xr
 from dask.delayed import Delayed
 
 from ..errors import Refused
+from ..plan import human_bytes
 from .conditions import Grouping
 from .inputs import with_inputs
 from .sums import CELL, DIMS, INPUTS, TARGETS, Part, cell_bytes, merged, sums_of
@@ -74,8 +75,8 @@ class Pass:
         if held > memory:
             raise Refused(
                 "memory",
-                given=f"{held / 1e6:,.0f} MB of sums, of {self.groups:,} groups with {self.cells:,} derivatives each",
-                allowed=f"{memory / 1e6:,.0f} MB",
+                given=f"{human_bytes(held)} of sums, of {self.groups:,} groups with {self.cells:,} derivatives each",
+                allowed=human_bytes(memory),
                 remedy="choose fewer groups, lags, features, outputs or output steps, or give more memory",
             )
 

@@ -126,7 +126,8 @@ def _targets(block: Block) -> dict[str, np.ndarray]:
     values = block.prediction[block.order].astype(np.float64)
     finite = np.isfinite(values)
     values[~finite] = 0
-    terms = zip(TARGETS.items(), (finite, values, np.square(values)), strict=True)
+    with np.errstate(over="ignore"):
+        terms = zip(TARGETS.items(), (finite, values, np.square(values)), strict=True)
     if not block.groups:
         return {name: np.zeros((0, *values.shape[1:]), kind) for (name, kind), _ in terms}
     return {name: np.add.reduceat(term, block.borders[:-1], axis=0, dtype=kind) for (name, kind), term in terms}

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .glance import Overview, overview
 from .state import name_of
-from .writing import require_free, write
+from .writing import write
 
-__all__ = ["Overview", "name_of", "overview", "require_free", "write"]
+__all__ = ["Overview", "name_of", "overview", "write"]

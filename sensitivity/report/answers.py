@@ -33,7 +33,6 @@ MEMORY = "2GB"
 MOMENTS = 10
 SURE_CELLS = 20_000  # derivatives of a window; of more, resamples take longer than the pass
 SITES = (50, 20, 5)  # with the most windows: as many as there is room for
-QUESTIONS = 7
 OWN = ("time-lag", "month-lag", "sites")  # questions of one statistic that has their name
 IN_WORDS = {
     "whole": "importance and profiles",
@@ -88,13 +87,21 @@ def _pooled(sums: xr.Dataset) -> xr.Dataset:
     )
 
 
+def _signs(sums: xr.Dataset) -> xr.Dataset:
+    """Shares of windows with J > 0 and J < 0 `(output_step, output, lag, feature)`; the others have J = 0."""
+    whole = sums["count"].where(sums["count"] > 0)
+    shares = {f"share_{name}": sums[name] / whole for name in ("positive", "negative")}
+    return xr.Dataset({"count": sums["count"], **shares})
+
+
 _NEEDS = ("count", "total", "total_abs", "total_squares", "least", "largest", "positive")
 pooled = Statistic("pooled", _NEEDS, _pooled)
+signs = Statistic("signs", ("count", "positive", "negative"), _signs)
 
 
 def answers_of(dataset: xr.Dataset, memory: str | int = MEMORY) -> Answers:
     """All of them: one pass over the store for sums, one for the windows that stand out."""
-    room = (memory if isinstance(memory, int) else parse_bytes(memory)) // QUESTIONS
+    room = (memory if isinstance(memory, int) else parse_bytes(memory)) // len(IN_WORDS)
     found, asked = Answers(), dict[str, Question]()
     for name, ways in _questions(dataset, room):
         try:
@@ -105,6 +112,8 @@ def answers_of(dataset: xr.Dataset, memory: str | int = MEMORY) -> Answers:
     for name, several in zip(asked, computed, strict=True):
         for statistic, one in several.items():
             found.found[name if name in OWN else statistic] = _dressed(dataset, one)
+    if not found.said:
+        return found
     moments = top(dataset, MOMENTS, scaled="input_std" in dataset.coords)
     if moments.sizes["rank"]:
         found.found |= {"moments": moments, "window": _first_of(moments, dataset)}
@@ -132,25 +141,26 @@ def _questions(dataset: xr.Dataset, room: int) -> Iterator[tuple[str, list[Calla
         assert by is not None
         return put(dataset, ["mean-abs"], by=by(dataset, {"memory": room}), memory=room)
 
+    def by_site(most: int) -> Question:
+        return put(dataset, ["mean-abs"], by=_sites(dataset, most), memory=room)
+
     whole = ("importance", "mean-abs")
     few = math.prod(dataset.sizes[dim] for dim in CELL) <= SURE_CELLS
     yield "whole", [*([asking(*whole, ci=LEVEL)] if few else []), asking(*whole)]
-    yield "signs", [asking("share-positive", pooled)]
+    yield "signs", [asking(signs, pooled)]
     yield "spread", [asking(bands.sizes, bands.spread)]
     for kind in ("time-lag", "month-lag"):
         yield kind, [partial(picture, kind)]
     if "site" in dataset.xindexes:
-        yield "sites", [asking("mean-abs", by=_sites(dataset, most)) for most in SITES]
+        yield "sites", [partial(by_site, most) for most in SITES]
 
 
 def _first_of(moments: xr.Dataset, dataset: xr.Dataset) -> xr.Dataset:
     """The first moment, as the picture of a window takes it."""
     first = moments.isel(rank=0)
-    is_it = dataset["time"].values == first["time"].values
-    if "site" in first.coords:
-        is_it &= dataset["site"].values == first["site"].values
-    at = int(np.flatnonzero(is_it)[0])
-    (found,) = dask.compute(plots.wanted(dataset.isel(time=slice(at, at + 1)), ["window"])["window"])
+    part = dataset.sel(site=first["site"].item()) if "site" in dataset.xindexes else dataset
+    at = int(np.flatnonzero(part["time"].values == first["time"].values)[0])
+    (found,) = dask.compute(plots.wanted(part.isel(time=slice(at, at + 1)), ["window"])["window"])
     return found.assign_attrs(windows=dataset.sizes["time"])
 
 
@@ -159,10 +169,10 @@ def _sites(dataset: xr.Dataset, most: int) -> Grouping:
     index = dataset.xindexes["site"]
     assert isinstance(index, SiteIndex)
     names, borders = index.parts
-    whole = np.concatenate([[0], np.cumsum((dataset["committed"] & ~dataset["skipped"]).values)])
-    counts = whole[borders[1:]] - whole[borders[:-1]]
+    there = dataset["committed"].values & ~dataset["skipped"].values
+    counts = np.add.reduceat(there, borders[:-1], dtype=np.int64)
     kept = np.sort(np.argsort(-counts, kind="stable")[:most])
-    codes = np.full(len(names), -1)
+    codes = np.full(len(names), -1, np.int8)
     codes[kept] = np.arange(len(kept))
     along = da.from_array(np.repeat(codes, np.diff(borders)), chunks=(time_blocks(dataset),))
     return Grouping("site", np.asarray(names, object)[kept], along)

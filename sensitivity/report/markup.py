@@ -38,10 +38,12 @@ def joined(parts: object, between: str = "") -> Markup:
 
 
 def tag(name: str, /, *inside: object, **attributes: object) -> Markup:
-    """An element: attributes that are None or False are left out; `class_` is class, `data_value` data-value."""
+    """An element: attributes that are None or False are left out; `class_` is class, `data_value` data-value. What is
+    `Markup` stays as it is, in attributes too.
+    """
     kept = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
     said = "".join(
-        f" {key}" if value is True else f' {key}="{html.escape(shown(value, LONGEST), quote=True)}"'
+        f" {key}" if value is True else f' {key}="{markup(value)}"'
         for key, value in kept.items()
         if value is not None and value is not False
     )

@@ -28,6 +28,7 @@ class Feature:
     held: tuple[float, ...]
     peak_lag: int
     positive: float
+    negative: float
 
 
 def features(answers: Answers) -> list[Feature]:
@@ -40,7 +41,7 @@ def features(answers: Answers) -> list[Feature]:
     ends = {name: _ends(found, name) for name in ("importance", "share")}
     held = [lags_holding(by_lag, part).values for part in HELD]
     peaks = peak_lags(by_lag)
-    signs = _positive(answers, peaks)
+    positive, negative = (_share(answers, name, peaks) for name in ("positive", "negative"))
     made = [
         Feature(
             name=str(name),
@@ -52,7 +53,8 @@ def features(answers: Answers) -> list[Feature]:
             std=float(mean["input_std"][i]),
             held=tuple(float(lags[i]) for lags in held),
             peak_lag=int(peaks[i]),
-            positive=float(signs[i]),
+            positive=float(positive[i]),
+            negative=float(negative[i]),
         )
         for i, name in enumerate(found["feature"].values.tolist())
     ]
@@ -63,7 +65,8 @@ def _ends(found: xr.Dataset, name: str) -> list[tuple[float, float]]:
     if f"{name}_low" not in found or not of_one_target(found):
         return [(np.nan, np.nan)] * found.sizes["feature"]
     low, high = (found[f"{name}_{edge}"].squeeze(targets(found)).values for edge in ("low", "high"))
-    return [(max(0.0, float(a)), float(b)) for a, b in zip(low, high, strict=True)]  # neither is ever negative
+    most = 1 if name == "share" else np.inf
+    return [(float(a), float(b)) for a, b in zip(np.clip(low, 0, most), np.clip(high, 0, most), strict=True)]
 
 
 def peak_lags(by_lag: xr.DataArray) -> np.ndarray:
@@ -72,12 +75,11 @@ def peak_lags(by_lag: xr.DataArray) -> np.ndarray:
     return values["lag"].values[values.values.argmax(axis=0)]
 
 
-def _positive(answers: Answers, peaks: np.ndarray) -> np.ndarray:
-    """The share of windows (and targets) with J > 0 at each feature's peak `(feature)`."""
-    if "share-positive" not in answers:
+def _share(answers: Answers, sign: str, peaks: np.ndarray) -> np.ndarray:
+    """The share of windows (and targets) with J of a sign at each feature's peak `(feature)`."""
+    if "signs" not in answers:
         return np.full(len(peaks), np.nan)
-    share = answers["share-positive"]["share_positive"]
-    share = share.mean(targets(answers["share-positive"])).transpose("lag", "feature")
+    share = answers["signs"][f"share_{sign}"].mean(targets(answers["signs"])).transpose("lag", "feature")
     at = xr.DataArray(peaks, dims="feature")
     return share.sel(lag=at).values
 

@@ -85,7 +85,7 @@ def _parts(state: State, answers: Answers) -> Iterator[Part]:
     yield "findings", "Findings", list(_findings(state, answers)), []
     drawn = list(pictures(state, answers))
     if drawn:
-        yield "pictures", "Pictures", drawn, [_anchor(one) for one in drawn]
+        yield "pictures", "Pictures", [one for *_, one in drawn], [(key, title) for key, title, _ in drawn]
     made = list(tables(state, answers))
     yield "tables", "Tables", [one.markup() for one in made], [(one.key, one.title) for one in made]
     yield "run", "The run", list(_run(state)), []
@@ -93,11 +93,6 @@ def _parts(state: State, answers: Answers) -> Iterator[Part]:
         yield "failures", "Failures", list(_failures(state)), []
     yield "reading", "How to read this", list(_reading(answers)), []
     yield "next", "Going on", [_commands(state)], []
-
-
-def _anchor(section: Markup) -> tuple[str, str]:
-    key = section.partition('id="')[2].partition('"')[0]
-    return key, section.partition("<h3>")[2].partition("</h3>")[0]
 
 
 def _part(part: Part) -> Markup:
@@ -108,7 +103,7 @@ def _part(part: Part) -> Markup:
 def _nav(parts: list[Part]) -> Markup:
     items = []
     for key, heading, _, anchors in parts:
-        below = [tag("li", tag("a", Markup(name), href=f"#{anchor}")) for anchor, name in anchors]
+        below = [tag("li", tag("a", name, href=f"#{anchor}")) for anchor, name in anchors]
         items.append(tag("li", tag("a", heading, href=f"#{key}"), *([tag("ul", *below)] if below else [])))
     return tag("nav", tag("ul", *items), aria_label="Contents")
 
@@ -126,7 +121,9 @@ def _findings(state: State, answers: Answers) -> Iterator[Markup]:
     if found:
         yield tag("ul", *(tag("li", one) for one in found), class_="findings")
     elif state.coverage.computed:
-        yield tag("p", "No derivative that is computed is finite.", class_="notice", role="note")
+        lacking = "whole" in answers.refused
+        why = f"There is no memory for sums: {answers.refused['whole']}" if lacking else "No derivative is finite."
+        yield tag("p", why, class_="notice", role="note")
 
 
 def bar(state: State) -> Markup:
@@ -185,7 +182,11 @@ def _failure(one: Failure) -> str:
 def _reading(answers: Answers) -> Iterator[Markup]:
     yield from (tag("p", text) for text in _READING)
     found = answers.found.get("importance")
-    if found is not None and "block" in found.coords:
+    if found is not None and "block" not in found.coords:
+        yield tag(
+            "p", "Without intervals: these need more memory, or windows have too many derivatives.", class_="note"
+        )
+    elif found is not None and bool(found["importance_low"].notnull().any()):
         known = {name: int(found[name]) for name in ("leaves", "block", "resamples")}
         yield tag("p", _INTERVALS.format(level=words.percent(LEVEL), **known))
     for what, refusal in answers.for_lack_of_memory().items():
@@ -196,7 +197,7 @@ def _reading(answers: Answers) -> Iterator[Markup]:
 
 def _commands(state: State) -> Markup:
     found = [joined([tag("dt", tag("code", command)), tag("dd", what)]) for command, what in next_commands(state)]
-    python = f'sensitivity.open_run("{state.run.place}")'
+    python = f"sensitivity.open_run({str(state.run.place)!r})"
     found.append(joined([tag("dt", tag("code", python)), tag("dd", "in Python: an xarray.Dataset of Dask arrays")]))
     return tag("dl", *found, class_="commands")
 

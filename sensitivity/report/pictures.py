@@ -97,7 +97,10 @@ SHOWN = (
 )
 
 
-def pictures(state: State, answers: Answers) -> Iterator[Markup]:
+Section = tuple[str, str, Markup]  # id, heading, all of it
+
+
+def pictures(state: State, answers: Answers) -> Iterator[Section]:
     """Those that there are numbers for."""
     for one in SHOWN:
         if answers.said and _fits(one, answers):
@@ -116,12 +119,13 @@ def _found(one: Shown, answers: Answers) -> xr.Dataset:
     return xr.merge([answers[name] for name in one.asked], join="exact", compat="override", combine_attrs="override")
 
 
-def _section(one: Shown, found: xr.Dataset, state: State) -> Markup:
+def _section(one: Shown, found: xr.Dataset, state: State) -> Section:
     alt = words.one_line(one.alt(found))
     picture = embedded(plots.draw(found, one.kind), f"p-{one.kind}", alt, f"Picture: {one.title}")
     command = f"sensitivity plot {state.path} {one.kind} -o {one.kind}.svg"
     caption = tag("figcaption", one.caption, " ", tag("code", command))
-    return tag("section", tag("h3", one.title), tag("figure", picture, caption), id=f"picture-{one.kind}")
+    key = f"picture-{one.kind}"
+    return key, one.title, tag("section", tag("h3", one.title), tag("figure", picture, caption), id=key)
 
 
 def embedded(picture: Figure, key: str, alt: str, name: str) -> Markup:
@@ -133,7 +137,6 @@ def embedded(picture: Figure, key: str, alt: str, name: str) -> Markup:
     file = io.BytesIO()
     with look.style():
         picture.savefig(file, format="png", dpi=DPI)
-    data = base64.b64encode(file.getvalue()).decode()
+    data = Markup(f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}")
     width, height = (round(DPI * inches) for inches in picture.get_size_inches())
-    source = Markup(f'<img src="data:image/png;base64,{data}" width="{width}" height="{height}" ')
-    return tag("div", Markup(source + tag("img", alt=alt)[5:]), class_="picture pixels", **scrolls)
+    return tag("div", tag("img", src=data, width=width, height=height, alt=alt), class_="picture pixels", **scrolls)

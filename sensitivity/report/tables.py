@@ -23,7 +23,9 @@ _IMPORTANCE = (
     "feature's influence. J > 0 there: the share of windows in which a rise at its strongest lag raises the output."
 )
 _PROFILE = "Mean |J| × the input's std by lag, the most important features first, in units of the output."
-_DISTRIBUTION = "J of all windows, lags and outputs together, in units of the output per unit of the feature."
+_DISTRIBUTION = (
+    "J of all windows, lags and outputs together, in units of the output per unit of the feature; quantiles to 1.6 %."
+)
 _MOMENTS = "Windows with the largest |J| × the input's std, no two of the same event."
 _GROUPS = "Influence: mean |J| × the input's std, its mean over lags summed over features, in units of the output."
 NUMBER = (int, float, np.integer, np.floating)
@@ -178,7 +180,10 @@ def _distribution(state: State, answers: Answers, order: list[str]) -> Table:
     rows = []
     for name in order[:FEATURES]:
         one = found.sel(feature=name)
-        ranks = [float(quantiles.sel(feature=name, at=part)) for part in at] if quantiles is not None else []
+        ends = float(one["min"]), float(one["max"])
+        ranks = (
+            [] if quantiles is None else [float(np.clip(quantiles.sel(feature=name, at=part), *ends)) for part in at]
+        )
         share = float(one["share_positive"])
         rows.append(
             (

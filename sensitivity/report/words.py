@@ -8,7 +8,8 @@ import numpy as np
 import xarray as xr
 
 from ..plots import influence
-from ..plots.look import newest_last, of_one_target, scaled, targets, total
+from ..plots.lags import PANELS
+from ..plots.look import most, newest_last, of_one_target, scaled, targets, total
 from ..query.rows import text_of
 from . import measures
 from .answers import LEVEL, Answers
@@ -31,7 +32,7 @@ def number(value: float) -> str:
     """To three digits, as tables have it."""
     if not np.isfinite(value):
         return "–"
-    text = f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
+    text = f"{value:,.0f}" if 1000 <= abs(float(f"{value:.3g}")) < 1e7 else f"{value:.3g}"
     digits, _, power = text.replace("-", "−").partition("e")
     return f"{digits}·10{power.replace('−0', '−').lstrip('+0').translate(_RAISED)}" if power else digits
 
@@ -109,9 +110,7 @@ def findings(answers: Answers) -> Iterator[str]:
 
 def _importance(answers: Answers, found: list[Feature]) -> Iterator[str]:
     if not found[0].importance > 0:
-        flat = any(one.mean_abs > 0 for one in found)
-        why = "No input varies over the series" if flat else "Every derivative is zero"
-        yield f"{why}: {'its importance cannot be told' if flat else 'the output does not depend on any input'}."
+        yield _unimportant(found)
         return
     first = found[0]
     ends = "" if np.isnan(first.share_interval[0]) else f", {_interval(first.share_interval)}"
@@ -119,15 +118,22 @@ def _importance(answers: Answers, found: list[Feature]) -> Iterator[str]:
     then = f", then {listed(others)}" if others else ""
     part = f"{percent(first.share)} of all features' importance"
     yield f"{named(first.name)} moves {_outputs(answers)} most: {part}{ends}{then}."
-    small = [one for one in found if not one.share >= SMALL]
+    small = [one for one in found if one.share < SMALL]
     if 0 < len(small) < len(found):
         names = f": {listed([named(one.name) for one in small])}" if len(small) <= 3 else ""
         yield f"{plural(len(small), 'feature')} of {len(found):,} hold less than 1 % each{names}."
 
 
+def _unimportant(found: list[Feature]) -> str:
+    if not any(one.mean_abs > 0 for one in found):
+        return "Every derivative is zero: the output does not depend on any input."
+    if not any(one.std > 0 for one in found):
+        return "No input varies over the series: importance cannot be told."
+    return "The output depends only on inputs that do not vary over the series: their importance cannot be told."
+
+
 def _interval(ends: tuple[float, float]) -> str:
-    low, high = (percent(end) for end in ends)
-    return f"{percent(LEVEL)} interval {low.partition(chr(160))[0]} to {high}"
+    return f"{percent(LEVEL)} interval {percent(ends[0])} to {percent(ends[1])}"
 
 
 def _outputs(answers: Answers) -> str:
@@ -146,28 +152,41 @@ def _memory(by_lag: xr.DataArray) -> Iterator[str]:
         return
     lags = by_lag.sizes["lag"]
     left = measures.faded(by_lag)
+    if lags == 1:
+        return
     yield (
-        f"The newest {plural(float(half), 'lag')} of {lags:,} hold half of the influence of all features together, "
-        f"the newest {float(most):,.0f} hold 90 %."
+        f"{_newest(float(half))} of {lags:,} {_hold(float(half))} at least half of the influence of all features "
+        f"together, {_newest(float(most)).lower()} {_hold(float(most))} 90\u00a0%."
     )
-    if lags > 1 and left >= FADED:
+    if left >= FADED:
         yield (
             f"Influence has not faded at the oldest lag ({percent(left)} of its largest value): what lies further back "
             "than the window cannot be seen."
         )
-    elif lags > 1:
+    elif np.isfinite(left):
         yield f"At the oldest lag influence has faded to {percent(left)} of its largest value."
 
 
+def _newest(lags: float) -> str:
+    return "The newest lag" if lags == 1 else f"The newest {lags:,.0f} lags"
+
+
+def _hold(lags: float) -> str:
+    return "holds" if lags == 1 else "hold"
+
+
 def _signs(answers: Answers, found: list[Feature]) -> Iterator[str]:
-    what, where = ("the output", "windows") if of_one_target(answers["importance"]) else ("outputs", "all cases")
+    one_target = of_one_target(answers["importance"])
+    what, it, where = ("the output", "it", "windows") if one_target else ("outputs", "them", "all cases")
     for one in found[:3]:
         if not np.isfinite(one.positive) or not one.importance > 0:
             continue
-        part, way = max((one.positive, "raises"), (1 - one.positive, "lowers"))
+        ways = sorted(((one.positive, "raises"), (one.negative, "lowers")), reverse=True)
+        said = f"{ways[0][1]} {what} in {percent(ways[0][0])} of {where}"
+        others = [f"{ways[1][1]} {it} in {percent(ways[1][0])}"] if ways[0][0] < CONSTANT else []
+        others += [f"has no effect in {percent(1 - sum(part for part, _ in ways))}"] if ways[0][0] < CONSTANT else []
         rise = f"A rise of {named(one.name)} at lag {one.peak_lag}, where it counts most,"
-        often = "" if part >= CONSTANT else "has no constant sign: it "
-        yield f"{rise} {often}{way} {what} in {percent(part)} of {where}."
+        yield f"{rise} {listed([said, *others])}."
 
 
 def _groups(answers: Answers) -> Iterator[str]:
@@ -199,9 +218,9 @@ def by_group(found: xr.Dataset) -> tuple[str, xr.DataArray]:
 
 
 def _moments(answers: Answers) -> Iterator[str]:
-    if "moments" not in answers:
+    first = answers["moments"].isel(rank=0) if "moments" in answers else None
+    if first is None or not float(first["score"]) > 0:
         return
-    first = answers["moments"].isel(rank=0)
     site = f" at {named(first['site'].item())}" if "site" in first.coords else ""
     where = f"{named(first['at_feature'].item())} at lag {first['at_lag'].item()}"
     yield (
@@ -229,21 +248,25 @@ def of_profile(found: xr.Dataset) -> str:
     parts = []
     for i in order:
         one = values.isel(feature=int(i))
+        if not bool(one.notnull().any()):
+            continue
         at = int(one["lag"].values[int(np.nan_to_num(one.values).argmax())])
         parts.append(f"{named(one['feature'].item())} is largest at lag {at} with {number(float(one.max()))}")
     return f"Line chart of influence over {plural(values.sizes['lag'], 'lag')}: {'; '.join(parts)}."
 
 
 def of_band(found: xr.Dataset) -> str:
-    values = newest_last(scaled(found, "size_quantile")).transpose("lag", "feature", "at")
-    peak = np.unravel_index(int(np.nan_to_num(values.sel(at=0.75).values).argmax()), values.shape[:2])
+    drawn, _ = most(influence(found), PANELS)
+    values = scaled(found, "size_quantile").isel(feature=drawn).transpose("lag", "feature", "at")
+    widths = (values.sel(at=0.75) - values.sel(at=0.25)).values
+    peak = np.unravel_index(int(np.nan_to_num(widths, nan=-1).argmax()), widths.shape)
     one = values[peak[0], peak[1]]
     low, high = (number(float(one.sel(at=edge))) for edge in (0.25, 0.75))
     wide = [number(float(one.sel(at=edge))) for edge in (0.05, 0.95)]
+    where = f"{named(one['feature'].item())} at lag {one['lag'].item()}"
     return (
-        f"Panels of |J| by lag for the features that matter most. Widest for {named(one['feature'].item())} at lag "
-        f"{one['lag'].item()}: half of all windows lie between {low} and {high}, nine tenths between {wide[0]} and "
-        f"{wide[1]}."
+        "Panels of |J| by lag for the features that matter most. The middle half of windows is widest for "
+        f"{where}: from {low} to {high}; nine tenths lie between {wide[0]} and {wide[1]}."
     )
 
 

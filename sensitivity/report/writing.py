@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import shutil
+import uuid
 from pathlib import Path
 
 from ..errors import Refused
-from ..query import open_run
+from ..query.opening import dataset_of
 from ..store import Run
 from .answers import MEMORY, Answers, answers_of
 from .page import GENERATOR, page
@@ -25,7 +25,8 @@ def write(run: Run | str | Path, file: str | Path, *, memory: str | int = MEMORY
     target = Path(file)
     require_free(target, force=force)
     state = state_of(Run.open(run))
-    answers = answers_of(open_run(str(state.run.place)), memory) if state.coverage.computed else Answers()
+    done = dataset_of(state.run, state.standing.done)  # what commits meanwhile is in neither
+    answers = answers_of(done, memory) if state.coverage.computed else Answers()
     _replace(target, page(state, answers).encode())
     return target
 
@@ -51,19 +52,14 @@ def _is_report(file: Path) -> bool:
 
 
 def _replace(file: Path, content: bytes) -> None:
-    """Whole or not at all."""
-    with tempfile.NamedTemporaryFile(dir=file.absolute().parent, prefix=f".{file.name[:50]}-", delete=False) as made:
-        try:
-            made.write(content)
-            made.close()
-            os.chmod(made.name, 0o666 & ~_umask())
-            os.replace(made.name, file)
-        except BaseException:
-            os.unlink(made.name)
-            raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    """Whole or not at all; with the rights that the file had, if there was one."""
+    made = file.absolute().parent / f".{file.name[:50]}-{uuid.uuid4().hex[:8]}"
+    try:
+        with made.open("xb") as new:
+            new.write(content)
+        if file.exists():
+            shutil.copymode(file, made)
+        made.replace(file)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
