@@ -27,7 +27,7 @@ def write(run: Run | str | Path, file: str | Path, *, memory: str | int = MEMORY
     state = state_of(Run.open(run))
     done = dataset_of(state.run, state.standing.done)  # what commits meanwhile is in neither
     answers = answers_of(done, memory) if state.coverage.computed else Answers()
-    _replace(target, page(state, answers).encode())
+    _replace(target.resolve(), page(state, answers).encode())  # what a link leads to
     return target
 
 
@@ -35,8 +35,9 @@ def require_free(file: Path, *, force: bool = False) -> None:
     """Refuse a file that a report cannot, or should not, be written to."""
     if not file.absolute().parent.is_dir():
         raise Refused("--output", given=file, allowed="a file in an existing directory", remedy="make the directory")
-    if file.is_dir():
-        raise Refused("--output", given=file, allowed="a file: this is a directory", remedy="choose another name")
+    if file.exists() and not file.is_file():
+        what = "a directory" if file.is_dir() else "a device or a pipe"
+        raise Refused("--output", given=file, allowed=f"a file: this is {what}", remedy="choose another name")
     if file.exists() and not force and not _is_report(file):
         raise Refused(
             "--output",
@@ -53,7 +54,7 @@ def _is_report(file: Path) -> bool:
 
 def _replace(file: Path, content: bytes) -> None:
     """Whole or not at all; with the rights that the file had, if there was one."""
-    made = file.absolute().parent / f".{file.name[:50]}-{uuid.uuid4().hex[:8]}"
+    made = file.parent / f".{file.name[:50]}-{uuid.uuid4().hex[:8]}"
     try:
         with made.open("xb") as new:
             new.write(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -337,11 +338,20 @@ def test_the_command_writes_where_it_says(small, tmp_path, monkeypatch):
     assert (tmp_path / "thesis.html").read_text() == "<p>Three years of work</p>"
     assert call("report", small.place.path, "-o", "thesis.html", "--force").exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.html", "thesis.html"]
-    for file, said in (("no/where.html", "existing directory"), (".", "this is a directory")):
+    os.mkfifo("pipe")
+    for file, said in (
+        ("no/where.html", "existing directory"),
+        (".", "this is a directory"),
+        ("pipe", "a device or a pipe"),
+        ("/dev/null", "a device or a pipe"),
+    ):
         result = call("report", small.place.path, "-o", file)
         assert result.exit_code == 2
         assert said in result.stderr
     assert call("report", tmp_path).exit_code == 2
+    Path("link.html").symlink_to("thesis.html")
+    assert call("report", small.place.path, "-o", "link.html").exit_code == 0
+    assert Path("link.html").is_symlink()
 
 
 def test_what_fails_leaves_what_was_there(small, tmp_path, monkeypatch):
