@@ -34,7 +34,9 @@ def _plan(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "windows", f"{layout.windows:,}, of which {plan.skipped:,} touch a missing value and are skipped"
     yield "shards", f"{layout.shard_count:,} of {layout.shard_windows:,} windows"
     shape = " × ".join(f"{size:,}" for size in plan.chunk_shape)
-    yield "chunk shape", f"{shape}  (time, output_step, output, lag, feature)"
+    product = plan.facts.variables[0]
+    yield "product", f"{product.name}: {product.long_name}"
+    yield "chunk shape", f"{shape}  ({', '.join(('time', *product.dim_names))})"
     yield "to be stored", f"{human_bytes(plan.stored_bytes)} before compression, {plan.stored_bytes:,} bytes"
     yield "workers", f"{workers.count} of {each}, {human_bytes(workers.memory)} each"
     timing = f", {human_bytes(plan.timing_bytes)} while kernels are timed" if plan.choice.trials else ""

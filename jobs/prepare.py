@@ -15,7 +15,6 @@ from sensitivity.plan import (
     Layout,
     Plan,
     Workers,
-    bytes_per_window,
     count_windows,
     cut,
     fixed_memory,
@@ -51,7 +50,7 @@ class Prepared(Beginning):
         if not home.size(JOB):
             return create(lease, self, trust_model=self.trust_model)
         run = Run.open(home)
-        require_same(run, self.job, identity(self.job, self.survey, self.plan.facts, self.fingerprints))
+        require_same(run, self.job, identity(self.job, self.survey, self.plan.facts, self.fingerprints, self.product))
         return run
 
 
@@ -79,7 +78,9 @@ def prepare(
     with quiet():
         from sensitivity.audit import require_stateless
         from sensitivity.loading import fingerprint, load_model
-        from sensitivity.model import Target, describe
+        from sensitivity.model import described, shaped, target_of
+        from sensitivity.products import product_asked
+        from sensitivity.record import record_of
         from sensitivity.tuning import FEW, by_rule, room_in
 
         here = nodes is None
@@ -87,13 +88,15 @@ def prepare(
         hold(job, gpu=gpu)
     model = load_model(job.model, job.directory, job.run.dtype, trust=trust_model)
     require_stateless(model)
-    asked = job.sensitivity
-    facts = describe(model, job.windows, len(found.features), of=asked.of, dtype=job.run.dtype, **asked.selection)
+    asked, options = job.sensitivity, {"dtype": job.run.dtype, **job.sensitivity.selection}
+    plain = described(model, job.windows, len(found.features), of=asked.of, wrt=asked.wrt, **options)
+    product = product_asked(asked, plain, record_of(job, found, plain.length))
+    facts = shaped(plain, product)
     known = fingerprint(model)
     free = None if resume else home.free_bytes()
     layout = lay_out(job, found, facts)
     workers = place(job, nodes, fixed_memory(facts), layout.shard_count, autoscale=autoscale)
-    target = Target(model, facts, job.sensitivity.of)
+    target = target_of(model, facts, asked.of, product)
     knows = here and (gpu or not workers.gpus)  # workers are of this process's kind
     room = room_in(workers, facts, layout, limited=False)  # this process's own size is none of the workers'
     rule = by_rule(job.sensitivity, target, room, layout.chunk_windows, "run.memory_per_worker")
@@ -102,12 +105,12 @@ def prepare(
         kept = kept_choice(Run.open(home), job.sensitivity, workers, knows and rule.by == "rule")
         if kept is not None:
             plan = plan_run(job, found, facts, kept, workers, free)
-        return Prepared(job, found, model, known, plan, None, trust_model=trust_model)
+        return Prepared(job, found, model, known, product, plan, None, trust_model=trust_model)
     windows = first_windows(job.series, Windows(0, facts.length, job.windows.stride), job.run.dtype, FEW)
     with quiet():
         choice, audited = _proved(job, target, windows, room, plan, knows)
     plan = plan_run(job, found, facts, choice, workers, free)
-    return Prepared(job, found, model, known, plan, audited, trust_model=trust_model)
+    return Prepared(job, found, model, known, product, plan, audited, trust_model=trust_model)
 
 
 def _proved(job: Job, target: Target, windows: np.ndarray, room: Room, plan: Plan, knows: bool) -> tuple[Choice, Audit]:
@@ -138,7 +141,7 @@ def _chosen(job: Job, target: Target, windows: np.ndarray, room: Room, plan: Pla
 
 def lay_out(job: Job, found: Survey, facts: ModelFacts) -> Layout:
     windows = count_windows(found, facts.length, job.windows.stride).count
-    return cut(windows, bytes_per_window(facts), facts.output_steps, job.run.shard_windows)
+    return cut(windows, facts.window_bytes, facts.variables[0].cut_size, job.run.shard_windows)
 
 
 def kept_choice(run: Run, wanted: SensitivitySection, workers: Workers, knows: bool) -> Choice | None:

@@ -8,18 +8,47 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .asked import PRODUCTS
+
 if TYPE_CHECKING:
     from . import plots, query, report
-    from .api import jacobian
+    from .api import (
+        expected_gradients,
+        gradient_norm,
+        hessian,
+        hvp,
+        integrated_gradients,
+        jacobian,
+        jvp,
+        smooth_gradients,
+        vjp,
+    )
     from .errors import Refused
     from .job import Job
     from .query import open_run
     from .report import overview
 
 __version__ = "0.1.0"
-__all__ = ["Job", "Refused", "jacobian", "open_run", "overview", "plots", "query", "report"]
+__all__ = [
+    "Job",
+    "Refused",
+    "expected_gradients",
+    "gradient_norm",
+    "hessian",
+    "hvp",
+    "integrated_gradients",
+    "jacobian",
+    "jvp",
+    "open_run",
+    "overview",
+    "plots",
+    "query",
+    "report",
+    "smooth_gradients",
+    "vjp",
+]
 
-_HOMES = {"Job": "job", "Refused": "errors", "jacobian": "api", "open_run": "query", "overview": "report"}
+_HOMES = {"Job": "job", "Refused": "errors", "open_run": "query", "overview": "report"} | dict.fromkeys(PRODUCTS, "api")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,70 +1,49 @@
-"""The same engine in one process, for notebooks: `jacobian(model, windows)`."""
+"""Products of a model's windows in one process, for notebooks: `jacobian(model, windows)` and its sisters.
+
+All take `model`, `windows` and `memory`, and what to differentiate and how, as `jacobian` has it. All find the fastest
+kernel by timing, keep it with the model, and return a NumPy array `(batch, …)` in the model's dtype; with `report=True`
+a `Report` as well.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import keras
 import numpy as np
-from pydantic import ValidationError
 
-from . import machine, meter
-from .audit import few, require_independent, require_stateless
-from .device import call_budget, has_gpu, kind
-from .engine import Tuned
 from .errors import Refused
-from .findings import refusals
-from .job import SensitivitySection, parse_bytes
-from .kept import Found, Kept, State, kept_with
-from .layers import leaf_layers
-from .machine import available_memory
-from .model import CallFacts, Target, describe_call
-from .plan import MiB, bytes_per_window, human_bytes
-from .progress import progress
-from .setting import Choice, Setting
-from .tuning import BUILD_BYTES, Room, tune
+from .facts import CallFacts
+from .inprocess import Beside, Report, computed
+from .products.expected_gradients import SAMPLES as BASELINES
+from .products.expected_gradients import ExpectedGradients
+from .products.gradient_norm import GradientNorm
+from .products.hessian import Hessian
+from .products.hvp import Hvp
+from .products.integrated_gradients import IntegratedGradients
+from .products.jacobian import Jacobian
+from .products.jvp import Jvp
+from .products.product import Product
+from .products.smooth_gradients import NOISE, SAMPLES, SmoothGradients, noise_of
+from .products.vjp import RULES, Vjp, by_rule
 
-LONG_SECONDS = 5.0  # work that takes longer shows its progress
-MOST_AT_ONCE = 4096  # windows a call, at most: larger numbers of windows share their kernel
-TIMED_ON = 256
+Auto = Literal["auto"]
+Result = np.ndarray | tuple[np.ndarray, Report]
 
 
-@dataclass(frozen=True)
-class Report:
-    """How a Jacobian was computed: which kernel and setting, why, with how much memory, and what was lost.
+class What(TypedDict, total=False):
+    """What to differentiate, and how: see `jacobian`."""
 
-    projected, measured: bytes above what the process had, of the whole call with its trials and its result. The first
-    is said before the windows are run, from what the trials took; the second is None where the system does not tell.
-    reused: the kernel was that of an earlier call. seconds: of it all.
-    """
-
-    setting: Setting
-    choice: Choice
-    projected: int
-    measured: int | None
-    windows: int
-    seconds: float
-    reused: bool
-
-    @property
-    def lost(self) -> tuple[str, ...]:
-        return self.setting.lost
-
-    def __str__(self) -> str:
-        measured = "not known" if self.measured is None else human_bytes(self.measured)
-        lines = [
-            f"kernel    {self.setting}",
-            f"chosen    {self.choice.why}" + (", by an earlier call" if self.reused else ""),
-            f"memory    {human_bytes(self.projected)} projected, {measured} measured",
-            f"time      {self.windows:,} windows in {self.seconds:.3g} s",
-            *(f"lost      {what}" for what in self.lost),
-            *(f"trial     {trial}" for trial in self.choice.trials),
-        ]
-        return "\n".join(lines)
+    of: str
+    wrt: str
+    output_steps: Sequence[int] | str | None
+    outputs: Sequence[str | int] | None
+    max_lag: int | None
+    kernel: str
+    windows_per_call: int | Auto
+    experimental_use_pfor: bool | Auto
+    parallel_iterations: int | Auto
 
 
 @overload
@@ -73,15 +52,8 @@ def jacobian(
     windows: Any,
     memory: str | int | None = None,
     *,
-    of: str = "output",
-    output_steps: Sequence[int] | str | None = None,
-    outputs: Sequence[str | int] | None = None,
-    max_lag: int | None = None,
-    kernel: str = "auto",
-    windows_per_call: int | Literal["auto"] = "auto",
-    experimental_use_pfor: bool | Literal["auto"] = "auto",
-    parallel_iterations: int | Literal["auto"] = "auto",
     report: Literal[False] = False,
+    **what: Unpack[What],
 ) -> np.ndarray: ...
 
 
@@ -91,40 +63,22 @@ def jacobian(
     windows: Any,
     memory: str | int | None = None,
     *,
-    of: str = "output",
-    output_steps: Sequence[int] | str | None = None,
-    outputs: Sequence[str | int] | None = None,
-    max_lag: int | None = None,
-    kernel: str = "auto",
-    windows_per_call: int | Literal["auto"] = "auto",
-    experimental_use_pfor: bool | Literal["auto"] = "auto",
-    parallel_iterations: int | Literal["auto"] = "auto",
     report: Literal[True],
+    **what: Unpack[What],
 ) -> tuple[np.ndarray, Report]: ...
 
 
 def jacobian(
-    model: keras.Model,
-    windows: Any,
-    memory: str | int | None = None,
-    *,
-    of: str = "output",
-    output_steps: Sequence[int] | str | None = None,
-    outputs: Sequence[str | int] | None = None,
-    max_lag: int | None = None,
-    kernel: str = "auto",
-    windows_per_call: int | Literal["auto"] = "auto",
-    experimental_use_pfor: bool | Literal["auto"] = "auto",
-    parallel_iterations: int | Literal["auto"] = "auto",
-    report: bool = False,
-) -> np.ndarray | tuple[np.ndarray, Report]:
+    model: keras.Model, windows: Any, memory: str | int | None = None, *, report: bool = False, **what: Unpack[What]
+) -> Result:
     """∂ model(windows) / ∂ windows, window by window: `tape.batch_jacobian` that fits in memory, at its fastest.
 
     windows: `(batch, *source)`, usually `(batch, lag, feature)`; anything NumPy takes, in the model's units.
     memory: bytes to use above what the process has, as a number or "2GB": for a copy of the windows in the model's
         dtype, the result, the compiler and the calls. Of the compiler's 170 MB, what is beyond 340 MB is counted, so
         that from 510 MB on all is. On a GPU it bounds the calls there too. None: half of what is available.
-    of: "output", or the name of one of several outputs.
+    of: "output", the name of one of several outputs, or of an inner layer.
+    wrt: "input", or the name of an inner layer: by what it gives, at all of its steps and units.
     output_steps: only of these output steps, rising, negative ones from the end; or a slice of them, such as "10:".
     outputs: only of these of the target's channels, by number or by the names that a job gives them, in their order.
     max_lag: keep only the newest max_lag + 1 lags (all, where there are no more), counted back from the window's last
@@ -136,181 +90,234 @@ def jacobian(
     report: return a `Report` as well.
 
     Returns `(batch, *target, *source)`, with max_lag `(batch, *target, max_lag + 1, feature)`, in the model's dtype,
-    in units of the output per unit of the input; several outputs stand one after another along the target's last axis.
+    in units of the output per unit of the source; several outputs stand one after another along the target's last axis.
     The compiled kernel is kept with the model and serves further calls with the same shapes, with whatever weights the
     model then has.
 
     Raises `Refused` (a ValueError) for a model whose samples influence each other or that takes no such windows, and
     for a memory that the result or a single window is projected not to fit; MemoryError where one does not after all.
     """
-    wanted = _wanted(
-        of=of,
-        output_steps=output_steps,
-        outputs=outputs,
-        max_lag=max_lag,
-        kernel=kernel,
-        windows_per_call=windows_per_call,
-        experimental_use_pfor=experimental_use_pfor,
-        parallel_iterations=parallel_iterations,
+    return computed(_always(Jacobian()), model, windows, memory, what, report=report)
+
+
+def vjp(
+    model: keras.Model,
+    windows: Any,
+    vectors: Any = "sum",
+    memory: str | int | None = None,
+    *,
+    report: bool = False,
+    **what: Unpack[What],
+) -> Result:
+    """vᵀ · ∂ target / ∂ source for each vector v, at the cost of a gradient each: the Jacobian is never formed.
+
+    vectors: `(vector, *target)`, the same for all windows, or `(batch, vector, *target)`; or "sum", "mean" or "last",
+        of all outputs, or of those of the last step. Others as for `jacobian`; max_lag counts from the window's end.
+
+    Returns `(batch, vector, *source)`.
+    """
+
+    def make(facts: CallFacts, source: np.ndarray) -> tuple[Product, Beside]:
+        if isinstance(vectors, str) and vectors in RULES:
+            own = by_rule(vectors, facts.target_shape)[None]
+        else:
+            own = _shaped("vectors", vectors, "vector", facts.target_shape, len(source))
+        return _of_windows(Vjp, own, facts, len(facts.target_shape))
+
+    return computed(make, model, windows, memory, {**what, "product": Vjp.name}, report=report)
+
+
+def jvp(
+    model: keras.Model,
+    windows: Any,
+    directions: Any,
+    memory: str | int | None = None,
+    *,
+    report: bool = False,
+    **what: Unpack[What],
+) -> Result:
+    """∂ target / ∂ source · d for each direction d: how all outputs answer to one change of the source.
+
+    directions: `(direction, *source)`, the same for all windows, or `(batch, direction, *source)`, in units of the
+        source. Others as for `jacobian`.
+
+    Returns `(batch, *target, direction)`.
+    """
+
+    def make(facts: CallFacts, source: np.ndarray) -> tuple[Product, Beside]:
+        own = _shaped("directions", directions, "direction", facts.source.shape, len(source))
+        return _of_windows(Jvp, own, facts, len(facts.source.shape))
+
+    return computed(make, model, windows, memory, {**what, "product": Jvp.name}, report=report)
+
+
+def hessian(
+    model: keras.Model, windows: Any, memory: str | int | None = None, *, report: bool = False, **what: Unpack[What]
+) -> Result:
+    """∂² target / ∂ source²: of each output, as many rows at a time as fit in memory.
+
+    Arguments as for `jacobian`. Returns `(batch, *target, *source, *source)`, in units of the output per unit of the
+    source squared, symmetric to rounding.
+    """
+    return computed(_always(Hessian()), model, windows, memory, {**what, "product": Hessian.name}, report=report)
+
+
+def hvp(
+    model: keras.Model,
+    windows: Any,
+    directions: Any,
+    memory: str | int | None = None,
+    *,
+    report: bool = False,
+    **what: Unpack[What],
+) -> Result:
+    """∂² target / ∂ source² · d for each direction d: the Hessian is never formed.
+
+    directions: as for `jvp`. Returns `(batch, *target, direction, *source)`.
+    """
+
+    def make(facts: CallFacts, source: np.ndarray) -> tuple[Product, Beside]:
+        own = _shaped("directions", directions, "direction", facts.source.shape, len(source))
+        return _of_windows(Hvp, own, facts, len(facts.source.shape))
+
+    return computed(make, model, windows, memory, {**what, "product": Hvp.name}, report=report)
+
+
+def gradient_norm(
+    model: keras.Model, windows: Any, memory: str | int | None = None, *, report: bool = False, **what: Unpack[What]
+) -> Result:
+    """‖∂ output / ∂ source‖₂ of each output: the quantity of input-gradient regularization.
+
+    Arguments as for `jacobian`. Returns `(batch, *target)`.
+    """
+    return computed(
+        _always(GradientNorm()), model, windows, memory, {**what, "product": GradientNorm.name}, report=report
     )
-    started = time.perf_counter()
-    given, baseline = _given_bytes(memory), machine.resident_memory()
-    with machine.span() as peak:
-        source = _source(windows, _dtype(model))
-        store = kept_with(model)
-        target = _described(model, source, wanted, store)
-        copied = 0 if isinstance(windows, np.ndarray) and np.may_share_memory(source, windows) else source.nbytes
-        budget = _Budget(given, baseline, copied, _result_bytes(target.facts, len(source)))
-        key = (source.shape[1:], str(source.dtype), wanted)
-        reused = _reused(store.kernels.get(key, {}), source, wanted, budget) if len(source) else None
-        state = State.of(model, source)
-        if reused is not None and not store.is_right(key, target, reused[1], source, state):
-            store.forget()
-            reused, target = None, _described(model, source, wanted, store)
-        choice, engine = reused or _timed(store.kernels.setdefault(key, {}), wanted, target, budget, source)
-        store.proved[key] = state.after(store.proved.get(key))
-        engine.limit_to(budget.limit)
-        searched = (peak() or baseline) - baseline
-        ready = machine.resident_memory() - meter.reusable() - baseline
-        needed = ready + (0 if has_gpu() else engine.call_bytes) + _result_bytes(target.facts, len(source))
-        projected = int(1.1 * max(searched, needed)) + 16 * MiB
-        result = _run(engine, source)
-        highest = peak()
-    if not report:
-        return result
-    measured = None if highest is None else highest - baseline
-    seconds = time.perf_counter() - started
-    return result, Report(engine.setting, choice, projected, measured, len(source), seconds, reused is not None)
 
 
-def _wanted(**given: Any) -> SensitivitySection:
-    try:
-        return SensitivitySection(**given)
-    except ValidationError as error:
-        raise refusals(error, given, SensitivitySection, "") from None
+def integrated_gradients(
+    model: keras.Model,
+    windows: Any,
+    baseline: Any = "zero",
+    memory: str | int | None = None,
+    *,
+    steps: int | None = None,
+    report: bool = False,
+    **what: Unpack[What],
+) -> Result:
+    """What each input adds to f(x) − f(x'), by the mean gradient on the straight path from a baseline x' to x.
+
+    baseline: "zero", "mean" (of these windows, by feature), or a window `(*input)`, in the model's units.
+    steps: points on the path; None: as many as it takes for attributions to add up to 1 %, 512 at most.
+    Others as for `jacobian`, by the input alone and without max_lag.
+
+    Returns `(batch, *target, *input)` in units of the output. `Report.beside` has `completeness_error` `(batch,
+    *target)` and `steps` `(batch)`: see `IntegratedGradients`.
+    """
+
+    def make(facts: CallFacts, source: np.ndarray) -> tuple[Product, Beside]:
+        return _nothing_beside(IntegratedGradients(_baseline(baseline, source), steps))
+
+    asked = {**what, "product": IntegratedGradients.name, "steps": steps}
+    return computed(make, model, windows, memory, asked, report=report)
 
 
-def _source(windows: Any, dtype: str) -> np.ndarray:
-    source = np.asarray(windows, dtype)
-    if source.ndim < 2:
+def smooth_gradients(
+    model: keras.Model,
+    windows: Any,
+    memory: str | int | None = None,
+    *,
+    noise: float = NOISE,
+    samples: int = SAMPLES,
+    seed: int = 0,
+    report: bool = False,
+    **what: Unpack[What],
+) -> Result:
+    """The mean Jacobian over windows with normal noise, the same for all of them.
+
+    noise: its standard deviation, by that of each feature over these windows. samples: how many.
+    Others as for `jacobian`, by the input alone and without max_lag. Returns `(batch, *target, *input)`.
+    """
+
+    def make(facts: CallFacts, source: np.ndarray) -> tuple[Product, Beside]:
+        every = source if len(source) else np.zeros((1, *source.shape[1:]))
+        spread = noise * every.std(axis=tuple(range(source.ndim - 1)), dtype="float64")
+        return _nothing_beside(SmoothGradients(noise_of(samples, spread, seed, source.shape[1:])))
+
+    asked = {**what, "product": SmoothGradients.name, "noise": noise, "samples": samples, "seed": seed}
+    return computed(make, model, windows, memory, asked, report=report)
+
+
+def expected_gradients(
+    model: keras.Model,
+    windows: Any,
+    baselines: Any = None,
+    memory: str | int | None = None,
+    *,
+    seed: int = 0,
+    report: bool = False,
+    **what: Unpack[What],
+) -> Result:
+    """Integrated gradients on average over baselines: attributions add up, about, to f(x) − the mean of f(x').
+
+    baselines: `(sample, *input)`, in the model's units; None: 64 of these windows, evenly spread.
+    Others as for `jacobian`, by the input alone and without max_lag. Returns `(batch, *target, *input)`.
+    """
+
+    def make(facts: CallFacts, source: np.ndarray) -> tuple[Product, Beside]:
+        own = source[np.linspace(0, len(source) - 1, min(BASELINES, len(source))).astype(int)]
+        if baselines is not None:
+            own = _shaped("baselines", baselines, "sample", source.shape[1:])
+        return _nothing_beside(ExpectedGradients(own, seed))
+
+    asked = {**what, "product": ExpectedGradients.name, "seed": seed}
+    return computed(make, model, windows, memory, asked, report=report)
+
+
+def _always(product: Product) -> Any:
+    return lambda facts, source: _nothing_beside(product)
+
+
+def _nothing_beside(product: Product) -> tuple[Product, Beside]:
+    return product, lambda part: ()
+
+
+def _of_windows(product: Any, own: np.ndarray, facts: CallFacts, rank: int) -> tuple[Product, Beside]:
+    """A product by arrays `(n, *shape)` of `rank` axes after the first, or such of each window."""
+    if own.ndim == rank + 1:
+        made = product(own)
+        return made, lambda part: tuple(each[: part.stop - part.start] for each in made.beside(facts, part.stop))
+    return product(own[0]), lambda part: (np.ascontiguousarray(own[part], facts.dtype),)
+
+
+def _shaped(name: str, given: Any, each: str, shape: tuple[int, ...], windows: int | None = None) -> np.ndarray:
+    """`(n, *shape)` or, where windows are counted, `(windows, n, *shape)`."""
+    array = np.asarray(given)
+    same = array.shape[1:] == shape and len(array) > 0
+    own = windows is not None and array.shape[2:] == shape and array.shape[:1] == (windows,) and array.shape[1] > 0
+    if not (same or own) or array.dtype.kind not in "fiub":
+        inner = ", ".join(map(str, shape))
+        by_window = "" if windows is None else f", or ({windows}, {each}, {inner})"
         raise Refused(
-            "windows",
-            given=f"an array of shape {source.shape}",
-            allowed="(batch, lag, feature), or any shape that begins with the batch",
-            remedy="add a batch axis: windows[None]",
+            name,
+            given=f"an array of shape {array.shape} and {array.dtype}",
+            allowed=f"numbers of shape ({each}, {inner}){by_window}",
+            remedy=f"give it that shape: a single {each} is {name}[None]",
         )
-    return source
+    return array
 
 
-def _described(model: keras.Model, source: np.ndarray, wanted: SensitivitySection, store: Kept) -> Target:
-    """The target, proved on these windows to have a Jacobian of each, the first time."""
-    of = wanted.of
-    key = (source.shape[1:], of, *wanted.selection.values(), str(source.dtype))
-    facts = store.facts.get(key)
-    if facts is None:
-        require_stateless(model)
-        facts = describe_call(model, source.shape[1:], of=of, dtype=str(source.dtype), **wanted.selection)
-        if len(source):
-            require_independent(Target(model, facts, of), few(source))
-            store.facts[key] = facts
-    return Target(model, facts, of)
-
-
-@dataclass(frozen=True)
-class _Budget:
-    """Bytes above the baseline for `jacobian`, and what of them a copy of the windows and the result take."""
-
-    bytes: int
-    baseline: int
-    copied: int
-    result: int
-
-    @property
-    def compiler(self) -> int:
-        return min(BUILD_BYTES, max(0, self.bytes - 2 * BUILD_BYTES))
-
-    @property
-    def limit(self) -> int | None:
-        """The process's most resident bytes, where what compiles is counted in and it is the host that computes."""
-        return self.baseline + self.bytes if self.compiler and not has_gpu() else None
-
-    def room(self, compiler: int) -> Room:
-        """What is left for a call beside the result, the windows' copy and the compiler."""
-        left = self.bytes - self.result - self.copied - compiler
-        if left <= 0:
-            parts = {"the Jacobian": self.result, "a copy of the windows": self.copied, "compiling": compiler}
-            raise Refused(
-                "memory",
-                given=human_bytes(self.bytes),
-                allowed=f"more than {human_bytes(self.bytes - left)}, taken beside any call: "
-                + ", ".join(f"{human_bytes(size)} for {what}" for what, size in parts.items() if size),
-                remedy="give more memory or fewer windows at a time, or run a job, which keeps results on disk",
-            )
-        limit = None if self.limit is None else self.limit - self.result  # which is not there yet
-        return Room(min(left, call_budget(left)), limit, has_gpu(), kind(machine.cores()))
-
-
-def _result_bytes(facts: CallFacts, windows: int) -> int:
-    return windows * bytes_per_window(facts)
-
-
-def _reused(
-    kept: dict[int, Found], source: np.ndarray, wanted: SensitivitySection, budget: _Budget
-) -> tuple[Choice, Tuned] | None:
-    """A kernel of an earlier call, if one serves."""
-    most, room = _most_at_once(len(source), wanted), budget.room(0)
-    found = next((there for there in kept.values() if there.serves(len(source), most, room)), None)
-    return None if found is None else (found.choice, found.engine)
-
-
-def _timed(
-    kept: dict[int, Found], wanted: SensitivitySection, target: Target, budget: _Budget, source: np.ndarray
-) -> tuple[Choice, Tuned]:
-    """The fastest kernel, by trials on these windows; kept for later calls."""
-    if not len(source):
-        setting = Setting("batch_jacobian", 1)
-        return Choice(setting, "rule", 0), Tuned(target, setting)
-    most, room = _most_at_once(len(source), wanted), budget.room(budget.compiler)
-    some = np.ascontiguousarray(source[np.linspace(0, len(source) - 1, min(TIMED_ON, len(source))).astype(int)])
-    choice, engine = tune(wanted, target, some, room, most, len(source), key="memory")
-    kept[most] = Found(choice, engine, len(source), most, room.call)
-    return choice, engine
-
-
-def _most_at_once(windows: int, wanted: SensitivitySection) -> int:
-    """Windows a call at most: rounded up by an eighth at most, so that other numbers of windows share the kernel."""
-    if wanted.windows_per_call != "auto":
-        return min(wanted.windows_per_call, windows)
-    unit = max(1, 1 << max(0, windows.bit_length() - 4))
-    return min(MOST_AT_ONCE, -(-windows // unit) * unit)
-
-
-def _run(engine: Tuned, source: np.ndarray) -> np.ndarray:
-    """All windows; what will take longer than `LONG_SECONDS`, as its first call tells, shows its progress."""
-    facts, started = engine.target.facts, time.time()
-    result = np.empty((len(source), *facts.target_shape, *facts.kept_shape), facts.dtype)
-    advance = None
-    with ExitStack() as shown:
-        for done, (_, block) in engine.calls(source.__getitem__, len(source)):
-            result[done] = block
-            if advance is not None:
-                advance(done.stop - done.start, started)
-            elif (time.time() - started) * (len(source) / done.stop - 1) > LONG_SECONDS:
-                advance = shown.enter_context(progress(len(source), 0))
-                advance(done.stop, started)
-    return result
-
-
-def _given_bytes(memory: str | int | None) -> int:
-    if memory is None:
-        return available_memory() // 2
-    if isinstance(memory, str):
-        return parse_bytes(memory)
-    if memory <= 0:
-        raise Refused("memory", given=memory, allowed="a positive number of bytes", remedy='write it as "2GB", say')
-    return int(memory)
-
-
-def _dtype(model: keras.Model) -> str:
-    dtypes = {str(layer.dtype_policy.variable_dtype) for layer in leaf_layers(model)}
-    return "float64" if "float64" in dtypes else "float32"
+def _baseline(given: Any, source: np.ndarray) -> np.ndarray:
+    if isinstance(given, str) and given in ("zero", "mean"):
+        mean = source.mean(axis=tuple(range(source.ndim - 1)), dtype="float64") if given == "mean" else 0.0
+        return np.broadcast_to(mean, source.shape[1:])
+    array = np.asarray(given)
+    if array.shape != source.shape[1:] or array.dtype.kind not in "fiub":
+        what = repr(given) if isinstance(given, str) else f"an array of shape {array.shape}"
+        raise Refused(
+            "baseline",
+            given=what,
+            allowed=f'"zero", "mean", or a window of shape {source.shape[1:]}',
+            remedy="give one of these",
+        )
+    return array

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import keras
@@ -22,7 +22,7 @@ from .heads import require_batched
 from .layers import as_graph, calls_wrapped, leaf_layers, steps_folded
 from .loading import cast
 from .model import Target
-from .products import TOLERANCE, Probe, Seen, contracted, jvp, relative_error, require_agreement
+from .probes import TOLERANCE, Probe, Seen, contracted, jvp, last_rows, relative_error, require_agreement
 
 SAMPLES = 5
 COUPLING_TOLERANCE = 1e-6
@@ -37,8 +37,9 @@ class Audit:
     """Figures of one audit, each relative to the largest entry compared.
 
     vjp_error, jvp_error: kernel against plain products with random vectors in the run's dtype; the second is None
-    where an operation has no forward mode.
-    difference_error: kernel against a central difference in float64; None where the model has no float64 twin.
+    where an operation has no forward mode, and for products that are no Jacobian.
+    difference_error: kernel against a central difference in float64; None where the model has no float64 twin, and
+    where the product is no derivative.
     A large one of the last two is reported, not refused: a model may replace its gradient on purpose.
     largest: the Jacobian's largest finite entry on these windows. not_finite: entries that are NaN or infinite.
     """
@@ -61,15 +62,18 @@ def audit(target: Target, kernel: Callable[[np.ndarray], tuple[np.ndarray, np.nd
     samples = few(windows).reshape(-1, *target.facts.input_shape)
     seen = Seen.of(target.facts, len(samples))
     with failures_refused("differentiated"):
-        _, jacobian = kernel(samples)
+        _, derived = kernel(samples)
         probe = Probe.of(target, samples)
-    rows = seen.rows(jacobian)
-    vjp_error = probe.error(jacobian)
-    require_agreement("a Jacobian", vjp_error)
-    jvp_error = _jvp_error(target, samples, rows, seen)
-    finite = np.abs(jacobian[np.isfinite(jacobian)])
-    difference = _difference_error(target, samples, probe.vectors, contracted(probe.vectors, rows), seen)
-    return Audit(vjp_error, jvp_error, difference, float(finite.max(initial=0.0)), int(jacobian.size - finite.size))
+    vjp_error = probe.error(derived)
+    require_agreement(f"a {target.product.name}", vjp_error)
+    rows = seen.rows(derived)
+    is_jacobian = target.product.is_linear and target.facts.rows_of == "outputs"
+    jvp_error = _jvp_error(target, samples, rows, seen) if is_jacobian else None
+    finite = np.abs(derived[np.isfinite(derived)])
+    difference = None
+    if target.product.is_linear:
+        difference = _difference_error(target, samples, probe.vectors, contracted(probe.vectors, rows), seen)
+    return Audit(vjp_error, jvp_error, difference, float(finite.max(initial=0.0)), int(derived.size - finite.size))
 
 
 def few(windows: np.ndarray) -> np.ndarray:
@@ -245,7 +249,7 @@ def _jvp_error(target: Target, samples: np.ndarray, rows: np.ndarray, seen: Seen
 
     rows: `(sample, target_size, kept_size)`.
     """
-    direction = seen.directions((_spread(samples) * _noise(samples.shape)).astype(samples.dtype))
+    direction = seen.directions(_direction(target, samples, seed=2).astype(samples.dtype))
     try:
         expected = _flat(seen.vectors(jvp(target, samples, direction)))
     except Exception:  # an operation that has a gradient and no forward mode: each says so in words of its own
@@ -261,20 +265,33 @@ def _difference_error(
     The median over samples: a kink of a ReLU between the two points spoils one sample, a wrong Jacobian all.
     """
     try:
-        twin = Target(cast(target.model, "float64"), target.facts, target.of)
-        direction = seen.directions(_spread(samples) * np.random.default_rng(1).standard_normal(samples.shape))
+        facts = replace(target.facts, dtype="float64")
+        twin = replace(target, model=cast(target.model, "float64"), facts=facts)
+        direction = seen.directions(_direction(target, samples, seed=1))
+        given = [tf.constant(part, "float64") for part in (samples, *target.product.beside(facts, len(samples)))]
+
+        def moved(step: tf.Tensor, *given: tf.Tensor) -> tf.Tensor:
+            return last_rows(twin, given, twin.product.source(twin, given) + step * direction)
+
         with steps_folded(twin.model):
-            call = as_graph(twin)
-            ahead, behind = (
-                call(tf.constant(samples.astype(np.float64) + sign * _STEP * direction)).numpy() for sign in (1, -1)
-            )
+            call = as_graph(moved)
+            ahead, behind = (call(tf.constant(sign * _STEP, "float64"), *given).numpy() for sign in (1, -1))
     except Exception:  # no float64 twin: a custom class, or an op without a float64 kernel
         return None
-    expected = _flat((ahead - behind) * vector).sum(axis=1) / (2 * _STEP)
+    expected = _flat((ahead - behind) * _flat(vector)).sum(axis=1) / (2 * _STEP)
     found = (product * seen.steps(direction)).sum(axis=1)
     scale = float(np.abs(expected).max()) or 1.0
     error = float(np.median(np.abs(found - expected)) / scale)
     return error if np.isfinite(error) else None
+
+
+def _direction(target: Target, samples: np.ndarray, seed: int) -> np.ndarray:
+    """At random, `(sample, …)` as what rows are differentiated by: of the input in units of each one's spread."""
+    facts, random = target.facts, np.random.default_rng(seed)
+    if facts.rows_of == "directions":
+        return random.standard_normal((len(samples), *facts.target_shape))
+    noise = random.standard_normal((len(samples), *facts.source.shape))
+    return _spread(samples) * noise if facts.source.kind == "input" else noise
 
 
 def _spread(samples: np.ndarray) -> np.ndarray:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .errors import Refused
+from .facts import CallFacts
 from .job import SensitivitySection
 from .kernels import KERNELS, why_not
-from .model import CallFacts
 from .plan import MiB, at_once, call_memory, human_bytes
 from .setting import Setting
 
@@ -39,7 +39,7 @@ def choose(
         given = [replace(setting, windows_per_call=min(wanted.windows_per_call, windows)) for setting in able]
         fits = [setting for setting in given if call_memory(facts, setting) <= memory]
         return fits[0] if fits else min(given, key=lambda setting: call_memory(facts, setting))
-    most = max(1, min(RULE_WINDOWS, RULE_ROWS // facts.target_size))
+    most = max(1, min(RULE_WINDOWS, RULE_ROWS // facts.rows))
     sized = (largest(setting, facts, memory, windows, most) for setting in able)
     fitting = next((setting for setting in sized if setting is not None), None)
     return fitting or split(min(able, key=lambda setting: call_memory(facts, setting)), facts, memory, key)
@@ -53,8 +53,9 @@ def families(wanted: SensitivitySection, facts: CallFacts, *, gpu: bool = False)
     """
     _require_able(wanted, facts)
     rows = None if wanted.parallel_iterations == "auto" else wanted.parallel_iterations
+    most = None if facts.group == facts.rows else facts.group
     found = [
-        Setting(kernel, 1, pfor, rows, xla, lost=_lost(kernel, facts, pfor, xla))
+        Setting(kernel, 1, pfor, rows, xla, _lost(kernel, facts, pfor, xla), outputs_per_call=most)
         for kernel in _kernels(wanted, facts)
         for pfor, xla in _ways(kernel, facts)
         if kernel in ("gradient", "scan") or (pfor in _pfor(wanted) and not (pfor and rows == 1))
@@ -80,7 +81,7 @@ def _kernels(wanted: SensitivitySection, facts: CallFacts) -> list[str]:
     scan = ["scan"] if facts.scan else []
     if why_not("gradient", facts) is None:
         return ["gradient", *scan]
-    forward = ["forward"] if facts.source_size < facts.target_size else []
+    forward = ["forward"] if facts.source_size < facts.rows and why_not("forward", facts) is None else []
     return [*scan, "batch_jacobian", *forward] if facts.recurrent else [*forward, "batch_jacobian", *scan]
 
 
@@ -155,7 +156,7 @@ def largest(setting: Setting, facts: CallFacts, memory: int, windows: int, most:
 
 def halved(setting: Setting, facts: CallFacts) -> Setting | None:
     """Half the windows a call; of a single window no pfor over inputs, else half the outputs; None: it is smallest."""
-    outputs = setting.outputs_per_call or facts.target_size
+    outputs = setting.outputs_per_call or facts.rows
     if setting.windows_per_call > 1:
         return replace(setting, windows_per_call=setting.windows_per_call // 2)
     if setting.kernel == "forward" and setting.experimental_use_pfor:
@@ -166,14 +167,15 @@ def halved(setting: Setting, facts: CallFacts) -> Setting | None:
 
 def _half(outputs: int, setting: Setting, facts: CallFacts) -> int:
     """Half the outputs, 0 where there is no half; a scan takes those of whole steps."""
-    unit = facts.scan.outputs or 1 if setting.kernel == "scan" and facts.scan else 1
+    of_steps = setting.kernel == "scan" and facts.scan and facts.rows_of == "outputs"
+    unit = facts.scan.outputs or 1 if of_steps and facts.scan else 1
     return outputs // 2 // unit * unit
 
 
 def split(setting: Setting, facts: CallFacts, memory: int, key: str) -> Setting:
     """One window a call, and as many of its outputs as fit; `Refused` where a single one does not."""
     setting = replace(setting, windows_per_call=1)
-    outputs = facts.target_size
+    outputs = setting.outputs_per_call or facts.rows
     while call_memory(facts, setting) > memory:
         outputs = _half(outputs, setting, facts)
         if not outputs:

@@ -10,7 +10,7 @@ from .setting import Choice
 from .versions import numeric
 
 if TYPE_CHECKING:
-    from .model import CallFacts
+    from .facts import CallFacts
 
 TUNING = "tuning.json"
 
@@ -22,6 +22,8 @@ def purpose(fingerprint: dict[str, str], facts: CallFacts, wanted: SensitivitySe
         "model": fingerprint,
         "of": wanted.of,
         **wanted.model_dump(mode="json", include={"output_steps", "outputs", "max_lag"}),
+        **({} if facts.product == "jacobian" else {"product": facts.product, "rows": facts.rows}),
+        **({} if wanted.wrt == "input" else {"wrt": wanted.wrt}),
         "asked": wanted.knobs,
         "input_shape": list(facts.input_shape),
         "target_shape": list(facts.target_shape),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from .checksums import SEAL, checksum, seal
 from .patience import StoreFailed, is_damage, patiently, reason
 from .plan import Shard
 from .store import COMMITS, FAILURES, RESULTS, Run
+from .variables import Variable
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Commit:
     """A shard that is done: windows `[start, stop)`, CRC-32C of every stored chunk, and how it was computed.
 
     seconds: from reading the series to the chunks being on the disk. started, finished: seconds since 1970.
-    peak_memory: the worker's peak resident bytes so far; projected_memory: what was projected. not_finite: Jacobian
-    entries that are NaN or infinite in computed windows. why: the setting was chosen; the trials are in tuning.json.
+    peak_memory: the worker's peak resident bytes so far; projected_memory: what was projected. not_finite:
+    derivatives that are NaN or infinite in computed windows. why: the setting was chosen; trials are in tuning.json.
     token: the lease's, under which it was computed; 0: under none.
     """
 
@@ -103,16 +104,16 @@ class Results:
     def __init__(self, run: Run) -> None:
         self.run = run
         self._store = _Summed(run.place.once().zarr(RESULTS))
-        self._jacobian, self._prediction = patiently(run.place, self._open)
+        self._arrays = patiently(run.place, self._open)
 
-    def _open(self) -> tuple[Any, Any]:
+    def _open(self) -> dict[str, Any]:
         # An all-NaN chunk is written like any other: a committed chunk that is absent is then always damage.
         with zarr.config.set({"array.write_empty_chunks": True}):
             group = zarr.open_group(self._store, mode="r+")
-            return group["jacobian"], group["prediction"]
+            return {variable.name: group[variable.name] for variable in self.run.variables}
 
-    def write_jacobian(self, start: int, stop: int, values: np.ndarray) -> None:
-        """Write windows `[start, stop)`, `(time, output_step, output, lag, feature)`: whole chunks, no others."""
+    def write_chunks(self, start: int, stop: int, values: np.ndarray) -> None:
+        """Write windows `[start, stop)` of the run's product, `time` first: whole chunks, no others."""
         layout = self.run.layout
         size = layout.chunk_windows
         if start % size or (stop % size and stop != layout.windows):
@@ -120,14 +121,15 @@ class Results:
                 f"windows [{start}, {stop}) are not whole chunks of {size} windows: two writers would share a chunk "
                 "and one would lose its part; write from one chunk border to another"
             )
-        self._write(self._jacobian, start, stop, values)
+        self._write(self.run.variables[0].name, start, stop, values)
 
-    def write_prediction(self, shard: Shard, values: np.ndarray) -> None:
-        """Write the shard's `prediction`, `(time, output_step, output)`: exactly one chunk."""
-        self._write(self._prediction, shard.start, shard.stop, values)
+    def write_beside(self, shard: Shard, values: Mapping[str, np.ndarray]) -> None:
+        """Write the shard's other variables, `time` first, `prediction` among them: exactly one chunk each."""
+        for name, array in values.items():
+            self._write(name, shard.start, shard.stop, array)
 
-    def _write(self, array: Any, start: int, stop: int, values: np.ndarray) -> None:
-        patiently(self.run.place, array.__setitem__, slice(start, stop), values)
+    def _write(self, name: str, start: int, stop: int, values: np.ndarray) -> None:
+        patiently(self.run.place, self._arrays[name].__setitem__, slice(start, stop), values)
 
     def make_durable(self, shard: Shard) -> dict[str, str]:
         """Wait until the shard's chunks are on the disk; their CRC-32C by chunk key, as hexadecimal.
@@ -144,36 +146,36 @@ class Results:
 
 def chunk_keys(run: Run, shard: Shard) -> Iterator[str]:
     """The keys in `results.zarr` of every chunk that belongs to the shard."""
-    layout = run.layout
-    step_chunks = -(-run.content["model"]["output_steps"] // layout.chunk_steps)
+    layout, (product, *others) = run.layout, run.variables
     for start, _ in layout.chunks(shard):
-        for step in range(step_chunks):
-            yield f"jacobian/c.{start // layout.chunk_windows}.{step}.0.0.0"
-    yield f"prediction/c.{shard.index}.0.0"
+        yield from product.keys(start // layout.chunk_windows, layout.chunk_steps)
+    for variable in others:
+        yield from variable.keys(shard.index, variable.cut_size)
 
 
 class Chunks:
     """Which chunks were there when the store was listed."""
 
     def __init__(self, run: Run) -> None:
-        layout = run.layout
-        steps = -(-run.content["model"]["output_steps"] // layout.chunk_steps)
+        layout, (product, *others) = run.layout, run.variables
         self._layout = layout
-        self._jacobian = _there(run, "jacobian", -(-layout.windows // layout.chunk_windows), steps, ".0.0.0")
-        self._prediction = _there(run, "prediction", layout.shard_count, 1, ".0")
+        self._product = _there(run, product, -(-layout.windows // layout.chunk_windows), layout.chunk_steps)
+        self._others = [_there(run, variable, layout.shard_count, variable.cut_size) for variable in others]
 
     def hold(self, first: int, stop: int) -> bool:
         """Whether every chunk of shards `[first, stop)` was there."""
         size, chunk = self._layout.shard_windows, self._layout.chunk_windows
         chunks = slice(first * size // chunk, -(-min(stop * size, self._layout.windows) // chunk))
-        return bool(self._prediction[first:stop].all() and self._jacobian[chunks].all())
+        return bool(self._product[chunks].all() and all(other[first:stop].all() for other in self._others))
 
 
-def _there(run: Run, array: str, count: int, steps: int, end: str) -> np.ndarray:
-    """Which of an array's chunks a listing names: bool `(chunk along time, chunk along output_step)`."""
-    names = set(run.place.names(f"{RESULTS}/{array}"))
-    listed = (f"c.{i}.{step}{end}" in names for i in range(count) for step in range(steps))
-    return np.fromiter(listed, bool, count * steps).reshape(count, steps)
+def _there(run: Run, variable: Variable, count: int, length: int) -> np.ndarray:
+    """Which of a variable's chunks a listing names: bool `(chunk along time)`.
+
+    length: of a chunk of the dim that it is cut along.
+    """
+    names, parts = set(run.place.names(f"{RESULTS}/{variable.name}")), range(-(-variable.cut_size // length))
+    return np.fromiter((all(variable.key(i, part) in names for part in parts) for i in range(count)), bool, count)
 
 
 def chunk_checksum(chunk: bytes) -> str | None:

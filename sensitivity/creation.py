@@ -30,6 +30,7 @@ from .store import (
     JOB,
     MODEL,
     PARTS,
+    PRODUCT,
     RESULTS,
     SERIES,
     WEIGHTS,
@@ -37,6 +38,7 @@ from .store import (
     identity,
     job_seal,
     load_run_model,
+    product_file,
 )
 from .survey import Survey
 from .versions import versions
@@ -45,10 +47,11 @@ if TYPE_CHECKING:
     import keras
 
     from .audit import Audit
+    from .products import Product
 
 
 _KEPT_BY_NFS = re.compile(r"\.nfs[0-9a-f]{24}")
-_CHECKED = (RESULTS, MODEL, WEIGHTS, SERIES)  # what is never written again but by shards
+_CHECKED = (RESULTS, MODEL, WEIGHTS, SERIES, PRODUCT)  # what is never written again but by shards
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Beginning:
     survey: Survey
     model: keras.Model
     fingerprints: dict[str, str]
+    product: Product
     plan: Plan
     audit: Audit | None
     copy_series: bool = False
@@ -179,11 +183,14 @@ def _fill(home: Place, beginning: Beginning) -> dict[str, Any]:
     if copied:
         ingest(job.series, survey, home.zarr(SERIES))
     windows = survey.windows(plan.facts.length, job.windows.stride)
-    write_template(home.zarr(RESULTS), survey, windows, plan.facts, plan.layout)
+    write_template(home.zarr(RESULTS), survey, windows, plan.facts, plan.layout, beginning.product)
+    keeps = bool(beginning.product.kept())
+    if keeps:
+        home.write(PRODUCT, product_file(beginning.product))
     home.write_json(TUNING, {"settings": []})
     if plan.choice.by == "timed":
         remember(home, purpose(beginning.fingerprints, plan.facts, job.sensitivity, plan.choice.kind), plan.choice)
-    wanted = identity(job, survey, plan.facts, beginning.fingerprints)
+    wanted = identity(job, survey, plan.facts, beginning.fingerprints, beginning.product)
     layout = asdict(plan.layout)
     content = {
         "job": job.model_dump(),
@@ -200,6 +207,8 @@ def _fill(home: Place, beginning: Beginning) -> dict[str, Any]:
         "skipped": plan.skipped,
         "ingested": copied,
         "model_file": model_file,
+        "product": plan.facts.product,
+        "product_file": keeps,
         "choice": plan.choice.to_json(),
         "audit": audit.to_json(),
     }

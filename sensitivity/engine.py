@@ -61,39 +61,46 @@ class Tuned:
         if not self.setting.xla:
             return None
         self._trace()
-        return meter.stated(self._function, *signature(self.target.facts, self.setting))
+        return meter.stated(self._function, *signature(self.target, self.setting))
 
     def __call__(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`(n, *input_shape)` → prediction `(n, *target_shape)`, Jacobian `(n, *target_shape, *kept_shape)`."""
+        """`(n, *input_shape)` → prediction `(n, *target_shape)`, derivatives `(n, *block_shape)`: of a Jacobian
+        `(n, *target_shape, *kept_shape)`.
+        """
         facts = self.target.facts
         prediction = np.empty((len(windows), *facts.target_shape), facts.dtype)
-        jacobian = np.empty((len(windows), *facts.target_shape, *facts.kept_shape), facts.dtype)
-        for done, part in self.calls(windows.__getitem__, len(windows)):
-            prediction[done], jacobian[done] = part
-        return prediction, jacobian
+        derived = np.empty((len(windows), *facts.block_shape), facts.dtype)
+        for done, part in self.calls(lambda part: (windows[part],), len(windows)):
+            prediction[done], derived[done] = part
+        return prediction, derived
 
     def calls(
-        self, windows: Callable[[slice], np.ndarray], count: int
+        self, given: Callable[[slice], tuple[np.ndarray, ...]], count: int
     ) -> Iterator[tuple[slice, tuple[np.ndarray, np.ndarray]]]:
-        """The same for `count` windows that are fetched call by call: which are done, their prediction and Jacobian."""
+        """The same for `count` windows that are fetched call by call: which are done, their prediction and derivatives.
+
+        given: windows, and what the product takes beside them; without it, what the product has for any window.
+        """
         start = 0
         while start < count:
             part = slice(start, min(start + self.setting.windows_per_call, count))
-            result = self._call(windows(part))
+            result = self._call(*given(part))
             if result is not None:
                 yield part, result
                 start = part.stop
 
-    def _call(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def _call(self, windows: np.ndarray, *beside: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """One call, or None where the setting had to change first."""
         if self._is_beyond_limit():
             return None
         try:
             if not self._proved:
                 self._trace()
-            prediction, jacobian = self._all_outputs(tf.constant(self._filled(windows)))
+            beside = beside or self.target.product.beside(self.target.facts, len(windows))
+            shaped = windows.reshape(len(windows), *self.target.facts.input_shape)
+            prediction, derived = self._all_rows([tf.constant(self._filled(part)) for part in (shaped, *beside)])
             self._proved = True
-            return prediction[: len(windows)], jacobian[: len(windows)]
+            return prediction[: len(windows)], derived[: len(windows)]
         except (tf.errors.OpError, MemoryError) as error:
             if is_out_of_memory(error):
                 self._shrink("out of memory")
@@ -111,26 +118,22 @@ class Tuned:
             self.setting, lost=(*self.setting.lost, *(x for x in lost if x not in self.setting.lost))
         )
 
-    def _all_outputs(self, windows: tf.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """prediction and Jacobian of one call's windows, block after block of outputs where they are split."""
+    def _all_rows(self, given: list[tf.Tensor]) -> tuple[np.ndarray, np.ndarray]:
+        """prediction and derivatives of one call's windows, block after block of rows where they are split."""
         facts, step = self.target.facts, self.setting.outputs_per_call
-        whole = (len(windows), *facts.target_shape, *facts.kept_shape)
+        whole = (len(given[0]), *facts.block_shape)
         if step is None:
-            prediction, block = self._function(windows, 0)
+            prediction, block = self._function(0, *given)
             return prediction.numpy(), block.numpy().reshape(whole)
-        jacobian = np.empty((len(windows), facts.target_size, *facts.kept_shape), facts.dtype)
-        for start in range(0, facts.target_size, step):
-            first = min(start, facts.target_size - step)  # the last block overlaps the one before it
-            prediction, block = self._function(windows, first)
-            jacobian[:, first : first + step] = block.numpy()
-        return prediction.numpy(), jacobian.reshape(whole)
+        derived = np.empty((len(given[0]), facts.rows, *facts.row_shape), facts.dtype)
+        for first in facts.firsts(step):
+            prediction, block = self._function(first, *given)
+            derived[:, first : first + step] = block.numpy().reshape(len(derived), step, *facts.row_shape)
+        return prediction.numpy(), derived.reshape(whole)
 
-    def _filled(self, windows: np.ndarray) -> np.ndarray:
-        short = self.setting.windows_per_call - len(windows)
-        shaped = windows.reshape(len(windows), *self.target.facts.input_shape)
-        return (
-            np.concatenate([shaped, np.repeat(shaped[-1:], short, axis=0)]) if short else np.ascontiguousarray(shaped)
-        )
+    def _filled(self, part: np.ndarray) -> np.ndarray:
+        short = self.setting.windows_per_call - len(part)
+        return np.concatenate([part, np.repeat(part[-1:], short, axis=0)]) if short else np.ascontiguousarray(part)
 
     # ---- memory ------------------------------------------------------------------------------------
 

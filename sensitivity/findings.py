@@ -28,6 +28,9 @@ _EXPECTED = {
 # Of keys that take several kinds of values.
 _TAKES = {
     "output_steps": 'a list of numbers such as [0, -1], or a slice in quotes such as "10:" or "::24"',
+    "vectors": 'a list of "sum", "mean" and "last", or the path of a .npy file',
+    "directions": 'a list of features, such as ["rain"], or the path of a .npy file',
+    "baseline": '"zero", "mean", the number of a window, or the path of a .npy file',
     "outputs": 'a list of names or numbers, such as ["output_0"] or [0]',
 }
 

@@ -145,7 +145,7 @@ def repair(run: Run, damages: Iterable[Damage]) -> list[Damage]:
 def _make_anew(run: Run, anew: Place, names: set[str]) -> None:
     """What the damaged files were made of: labels from job.json, series and model from where the job found them."""
     if any(name.startswith(f"{RESULTS}/") for name in names):
-        write_template(anew.zarr(RESULTS), run.survey, run.windows, run.facts, run.layout)
+        write_template(anew.zarr(RESULTS), run.survey, run.windows, run.facts, run.layout, run.product)
     if any(name.startswith(f"{SERIES}/") for name in names):
         with _source_may_be_gone():
             ingest(run.job.series, run.survey, anew.zarr(SERIES))

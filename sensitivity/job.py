@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from .addresses import is_below, place_at, scheme
+from .asked import PRODUCT_KEYS, PRODUCTS
 from .errors import Refused
 from .findings import refusals, unknown_key
 from .job_files import require_model_file, require_run_path, require_series_file
@@ -42,6 +43,8 @@ def _named(given: Any) -> Any:
     return (given,) if isinstance(given, str) else _listed(given)
 
 
+ArrayFile = Annotated[str, Field(pattern=r"^[^\x00]+\.npy$")]
+KNOBS = ("kernel", "windows_per_call", "experimental_use_pfor", "parallel_iterations")
 Number, Listed, Named = map(BeforeValidator, (_plain, _listed, _named))
 
 
@@ -130,29 +133,66 @@ class WindowsSection(Section):
 class SensitivitySection(Section):
     """d(of) / d(wrt), and how to compute it.
 
+    of: "output", one of several outputs, or an inner layer by name. wrt: "input", or an inner layer by name.
+    product: what of the derivative; its own keys are in `asked.PRODUCTS`.
     output_steps, outputs: only of these steps (numbers, or a slice as text) and channels (names or numbers); None: of
     all. max_lag: only of lags up to it; None: of all.
     """
 
+    product: str = "jacobian"
     of: str = "output"
     output_steps: Annotated[Annotated[tuple[int, ...], Listed] | str, Field(min_length=1)] | None = None
     outputs: Annotated[tuple[str | int, ...], Named, Field(min_length=1)] | None = None
-    wrt: Literal["input"] = "input"
+    wrt: str = "input"
     kernel: Literal["auto", "gradient", "batch_jacobian", "forward", "scan"] = "auto"
     windows_per_call: Positive | Auto = "auto"
     experimental_use_pfor: bool | Auto = "auto"
     parallel_iterations: Positive | Auto = "auto"
     max_lag: Annotated[int, Field(ge=0), Number] | None = None
+    vectors: Annotated[tuple[Literal["sum", "mean", "last"], ...], Listed, Field(min_length=1)] | ArrayFile | None = (
+        None
+    )
+    directions: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | ArrayFile | None = None
+    baseline: Literal["zero", "mean"] | Annotated[int, Field(ge=0)] | ArrayFile | None = None
+    steps: Annotated[int, Field(ge=2, le=512)] | None = None
+    noise: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    samples: Annotated[int, Field(ge=1, le=4096)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
 
     @property
     def knobs(self) -> dict[str, Any]:
         """How to compute it, without what."""
-        return self.model_dump(exclude={"of", "output_steps", "outputs", "wrt", "max_lag"})
+        return self.model_dump(include=set(KNOBS))
 
     @property
     def selection(self) -> dict[str, Any]:
         """Of which outputs and lags."""
         return self.model_dump(include={"output_steps", "outputs", "max_lag"})
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the product alone, those that are given."""
+        return {key: value for key in PRODUCT_KEYS if (value := getattr(self, key)) is not None}
+
+    @model_validator(mode="after")
+    def _of_the_product(self) -> SensitivitySection:
+        if self.product not in PRODUCTS:
+            raise Refused(
+                "sensitivity.product",
+                given=f'"{self.product}"',
+                allowed=", ".join(f'"{name}"' for name in PRODUCTS),
+                remedy="leave it out for the jacobian",
+            )
+        for key in self.options:
+            if key not in PRODUCTS[self.product]:
+                owners = [name for name, keys in PRODUCTS.items() if key in keys]
+                raise Refused(
+                    f"sensitivity.{key}",
+                    given=f'{getattr(self, key)!r} for product = "{self.product}"',
+                    allowed=f"with {' or '.join(owners)} alone",
+                    remedy=f'leave it out, or set product = "{owners[0]}"',
+                )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> SensitivitySection:

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 
 from .engine import Tuned
-from .model import CallFacts, Target
-from .products import TOLERANCE, Probe
+from .facts import CallFacts
+from .probes import TOLERANCE, Probe
 from .setting import Choice
 from .tuning import CHECKED, Room
 
@@ -59,7 +59,7 @@ class Kept:
     kernels: dict[Any, dict[int, Found]] = field(default_factory=dict)
     proved: dict[Any, State] = field(default_factory=dict)
 
-    def is_right(self, key: Any, target: Target, engine: Tuned, source: np.ndarray, state: State) -> bool:
+    def is_right(self, key: Any, engine: Tuned, source: np.ndarray, state: State) -> bool:
         """Whether a kernel's numbers are the model's still, which a few windows show where weights have changed, or
         where numbers are much larger than before. A layer may work in another way then.
         """
@@ -68,7 +68,7 @@ class Kept:
             return True
         by_size = np.argsort(_sizes(source))
         few = np.ascontiguousarray(source[by_size[-CHECKED:]])
-        return Probe.of(target, few).error(engine(few)[1]) <= TOLERANCE
+        return Probe.of(engine.target, few).error(engine(few)[1]) <= TOLERANCE
 
     def forget(self) -> None:
         self.facts.clear()

@@ -3,138 +3,37 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from .errors import Refused
+from .facts import CallFacts, ModelFacts
 from .fitness import Unfit
-from .heads import Selection, heads, joined, labels, require_batched, require_floating, select, steps_and_channels
+from .heads import heads, joined, labels, require_batched, require_floating, select, steps_and_channels
 from .job import WindowsSection
 from .layers import keras
+from .products.jacobian import Jacobian
+from .products.product import Product
 from .recurrence import Recurrence, recurrence
+from .sources import INPUT, moved, source_named, with_output
 from .tracing import traced
-from .walks import ScanFacts, Walk, of_all_lags, of_last_lags
-
-
-@dataclass(frozen=True)
-class CallFacts:
-    """What a kernel needs to know of one call of the model.
-
-    input_shape, target_shape: of one window and its target, without the batch axis, as the model has them.
-    parameters: number of weights. activations: numbers that a forward pass computes for one window.
-    recurrent: (steps, units) of each recurrent layer.
-    scan: what walking back through a causal recurrent model takes; None for others, and `no_scan` says why.
-    max_lag: the Jacobian is wanted of lags up to it alone; None: of all.
-    selection: the outputs that it is wanted of, which `target_shape` is the shape of.
-    smooth: the derivative has no jumps, as far as the graph's operations tell (a ReLU's has one).
-    operations: in the graph of the forward pass; an unrolled loop has thousands.
-    """
-
-    input_shape: tuple[int, ...]
-    target_shape: tuple[int, ...]
-    parameters: int
-    activations: int
-    recurrent: tuple[tuple[int, int], ...]
-    scan: ScanFacts | None
-    no_scan: str
-    max_lag: int | None
-    selection: Selection
-    smooth: bool
-    operations: int
-    dtype: str
-
-    @property
-    def target_size(self) -> int:
-        """Numbers of output per window: the rows of its Jacobian."""
-        return math.prod(self.target_shape)
-
-    @property
-    def source_size(self) -> int:
-        """Numbers of input per window: the columns of its Jacobian."""
-        return math.prod(self.input_shape)
-
-    @property
-    def lags(self) -> int:
-        """Lags that the Jacobian keeps."""
-        return self.input_shape[0] if self.max_lag is None else min(self.max_lag + 1, self.input_shape[0])
-
-    @property
-    def kept_shape(self) -> tuple[int, ...]:
-        """Of one output's derivative, as it is given and stored: the newest lags last."""
-        return self.input_shape if self.max_lag is None else (self.lags, *self.input_shape[1:])
-
-    @property
-    def kept_size(self) -> int:
-        return math.prod(self.kept_shape)
-
-    @property
-    def by_output_step(self) -> bool:
-        """Whether lags count back from each output's own step, not from the window's last one."""
-        every_step = self.scan is not None and self.scan.outputs > 0 and len(self.target_shape) == 2
-        return every_step and self.max_lag is not None
-
-    @property
-    def output_at(self) -> Sequence[int]:
-        """The window's steps that outputs are of, where the model has one at each: rising."""
-        chosen = self.selection.steps if len(self.target_shape) == 2 else self.selection.channels
-        return range(self.input_shape[0]) if chosen is None else chosen
-
-    def walk(self, rows: int) -> Walk:
-        """How a scan walks back for so many outputs a call."""
-        steps, features = self.input_shape[0], self.source_size // self.input_shape[0]
-        if self.scan is None:
-            raise ValueError(f"no scan serves this model: {self.no_scan}")
-        if not self.scan.outputs or (rows < self.target_size and not self.by_output_step):
-            return Walk("whole", steps)
-        at, count = self.output_at, rows // self.scan.outputs
-        if not self.by_output_step:
-            return of_all_lags(self.scan, steps, features, at)
-        before = min(self.lags - 1, at[0] if count == len(at) else steps - count)
-        return of_last_lags(self.scan, self.lags, features, count, before, apart=at[-1] - at[0] >= len(at))
-
-    @property
-    def itemsize(self) -> int:
-        return np.dtype(self.dtype).itemsize
-
-
-@dataclass(frozen=True)
-class ModelFacts(CallFacts):
-    """The same with names: input `(lag, feature)` or flat, target `(output_step, output)`; what a plan needs."""
-
-    length: int
-    features: int
-    output_steps: int
-    outputs: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> ModelFacts:
-        reason = "a run of an earlier version"
-        content = {"scan": None, "no_scan": reason, "max_lag": None, "selection": {}, **content}
-        lists = {name: tuple(content[name]) for name in ("input_shape", "target_shape", "outputs")}
-        lists["recurrent"] = tuple(map(tuple, content["recurrent"]))
-        chosen = {name: None if part is None else tuple(part) for name, part in content["selection"].items()}
-        known = {part.name for part in fields(ScanFacts)} == set(content["scan"] or ())
-        scan = ScanFacts(**content["scan"]) if known else None
-        if content["scan"] and not known:
-            content["no_scan"] = reason
-        return cls(**{**content, **lists, "scan": scan, "selection": Selection(**chosen)})
+from .variables import PREDICTION, Variable
+from .walks import ScanFacts
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is differentiated: `target(windows (batch, *input_shape)) -> (batch, *target_shape)`."""
+    """What is differentiated: `target(windows (batch, *input_shape)) -> (batch, *target_shape)`, and what of it is
+    wanted.
+    """
 
     model: keras.Model
     facts: CallFacts
     of: str = "output"
+    product: Product = Jacobian()
 
     @functools.cached_property
     def recurrence(self) -> Recurrence:
@@ -145,46 +44,109 @@ class Target:
         # No `training=`: it would override what a model was built with, and hide it from the audit.
         return self.facts.selection.of(joined(heads(self.model, self.model(windows), self.of)))
 
+    def start(self, given: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Where the source is: the windows themselves; of an inner layer, how far it is moved from what it gives: 0."""
+        source = self.facts.source
+        if source.kind == "input":
+            return given[0]
+        return tf.zeros((given[0].shape[0], *source.shape), given[0].dtype)
 
-def describe(
+    def at(self, given: Sequence[tf.Tensor], source: tf.Tensor) -> tf.Tensor:
+        """The target `(batch, *target_shape)` with the source there."""
+        if self.facts.source.kind == "input":
+            return self(source)
+        with moved(self.model, self.facts.source, source):
+            return self(given[0])
+
+
+def target_of(model: keras.Model, facts: CallFacts, of: str, product: Product | None = None) -> Target:
+    """The target that `facts` describe."""
+    return Target(with_output(model, of), facts, of, product or Jacobian())
+
+
+def described(
     model: keras.Model,
     windows: WindowsSection,
     features: int,
     *,
     of: str = "output",
+    wrt: str = INPUT,
     dtype: str = "float32",
     **wanted: Any,
 ) -> ModelFacts:
-    """The model's facts for windows of `features` columns. Raises `Refused` where model and windows disagree.
+    """The model's facts for windows of `features` columns, by the source `wrt`, before any product.
 
-    wanted: `max_lag`, `output_steps` and `outputs`, as in a job file.
+    wanted: `max_lag`, `output_steps` and `outputs`, as in a job file. Raises `Refused` where model and windows differ.
     """
     declared = _declared_input(model)
     length = _window_length(declared, windows, features)
     flat = declared is not None and len(declared) == 1
-    call, steps, names = _run_once(model, (length * features,) if flat else (length, features), of, dtype, **wanted)
+    shape = (length * features,) if flat else (length, features)
+    call, steps, names = _run_once(model, shape, of, wrt, dtype, **wanted)
     chosen = call.selection
     outputs = names if chosen.channels is None else tuple(names[channel] for channel in chosen.channels)
     steps = steps if chosen.steps is None else len(chosen.steps)
-    return ModelFacts(**vars(call), length=length, features=features, output_steps=steps, outputs=outputs)
+    return ModelFacts(**vars(call), length=length, features=features, output_steps=steps, outputs=outputs, variables=())
+
+
+def describe(
+    model: keras.Model, windows: WindowsSection, features: int, *, product: Product | None = None, **wanted: Any
+) -> ModelFacts:
+    """The same with a product; None: the Jacobian."""
+    return shaped(described(model, windows, features, **wanted), product or Jacobian())
+
+
+def shaped(facts: ModelFacts, product: Product) -> ModelFacts:
+    """The facts of a call with a product's rows and shapes, and what of it is stored. Raises `Refused`."""
+    asked = product.shaped(facts)
+    stored = (
+        *product.variables(facts.target_dims, facts.source_dims),
+        Variable("prediction", facts.target_dims, PREDICTION),
+    )
+    return replace(_scanned(asked), variables=(stored[0], stored[-1], *stored[1:-1]))
 
 
 def describe_call(model: keras.Model, input_shape: tuple[int, ...], *, of: str, dtype: str, **wanted: Any) -> CallFacts:
-    """The facts of a call on `(batch, *input_shape)`, whatever its axes mean; `wanted` as for `describe`."""
-    return _run_once(model, input_shape, of, dtype, **wanted)[0]
+    """The facts of a call on `(batch, *input_shape)`, whatever its axes mean, by the input: see `described`."""
+    return shaped_call(described_call(model, input_shape, of=of, wrt=INPUT, dtype=dtype, **wanted), Jacobian())
+
+
+def described_call(
+    model: keras.Model, input_shape: tuple[int, ...], *, of: str, wrt: str, dtype: str, **wanted: Any
+) -> CallFacts:
+    """The same by the source `wrt`, before any product."""
+    return _run_once(model, input_shape, of, wrt, dtype, **wanted)[0]
+
+
+def shaped_call(facts: CallFacts, product: Product) -> CallFacts:
+    """The facts of a call with a product's rows and shapes. Raises `Refused`."""
+    return _scanned(product.shaped(facts))
+
+
+def _scanned(facts: Any) -> Any:
+    """Without a scan, where there is none for such rows or such a source."""
+    unfit = None
+    if facts.source.kind != "input":
+        unfit = "it gives derivatives by the input alone"
+    elif facts.rows_of not in ("outputs", "vectors"):
+        unfit = "it gives first derivatives, row by row"
+    return facts if unfit is None else replace(facts, scan=None, no_scan=unfit)
 
 
 def _run_once(
     model: keras.Model,
     shape: tuple[int, ...],
     of: str,
+    wrt: str,
     dtype: str,
     max_lag: int | None = None,
     output_steps: Any = None,
     outputs: Any = None,
 ) -> tuple[CallFacts, int, tuple[str, ...]]:
     """The facts, and all the steps and names of its outputs."""
-    seen = traced(model, tf.zeros((2, *shape), dtype))
+    zeros = tf.zeros((2, *shape), dtype)
+    model = with_output(model, of)
+    seen = traced(model, zeros)
     found = heads(model, seen.output, of)
     require_floating(found)
     require_batched(found, 2)
@@ -194,19 +156,23 @@ def _run_once(
     selection = select(steps, names, output_steps, outputs)
     target_shape = tuple(selection.of(joined(found)).shape[1:])
     scan, no_scan = _scan(model, shape, of, dtype, target_shape)
-    facts = CallFacts(
-        input_shape=shape,
-        target_shape=target_shape,
-        scan=scan,
-        no_scan=no_scan,
-        max_lag=max_lag,
-        selection=selection,
-        parameters=model.count_params(),
-        activations=seen.activations,
-        recurrent=seen.recurrent,
-        smooth=seen.smooth,
-        operations=len(seen.operations),
-        dtype=dtype,
+    source = source_named(model, wrt, zeros)
+    facts = Jacobian().shaped(
+        CallFacts(
+            input_shape=shape,
+            target_shape=target_shape,
+            source=source,
+            scan=scan,
+            no_scan=no_scan,
+            max_lag=max_lag,
+            selection=selection,
+            parameters=model.count_params(),
+            activations=seen.activations,
+            recurrent=seen.recurrent,
+            smooth=seen.smooth,
+            operations=len(seen.operations),
+            dtype=dtype,
+        )
     )
     _require_lags(facts, steps)
     return facts, steps, names
@@ -216,6 +182,13 @@ def _require_lags(facts: CallFacts, output_steps: int) -> None:
     """Refuse a `max_lag` where lags have no meaning."""
     if facts.max_lag is None:
         return
+    if facts.source.kind != "input":
+        raise Refused(
+            "sensitivity.max_lag",
+            given=f'{facts.max_lag}, and derivatives by "{facts.source.name}"',
+            allowed='lags of the input: wrt = "input"',
+            remedy="leave it out",
+        )
     if len(facts.input_shape) < 2:
         raise Refused(
             "sensitivity.max_lag",

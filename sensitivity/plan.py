@@ -19,7 +19,7 @@ from .windows import Windows
 if TYPE_CHECKING:
     import numpy as np
 
-    from .model import CallFacts, ModelFacts
+    from .facts import CallFacts, ModelFacts
 
 MiB = 1 << 20
 CHUNK_BYTES = 32 * MiB  # Dask reads chunks of tens of MB well
@@ -39,7 +39,9 @@ class Shard:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the windows are cut in the store. `chunk_steps`: output steps a chunk holds, all where they fit."""
+    """How the windows are cut in the store. `chunk_steps`: what a chunk holds of the dim that the product is cut along,
+    output steps usually: all where they fit.
+    """
 
     windows: int
     shard_windows: int
@@ -121,7 +123,8 @@ class Plan:
     def seconds(self) -> float | None:
         """Projected time of the kernel's work on all workers, where it was timed."""
         rate = self.choice.windows_per_second
-        return None if rate is None else (self.layout.windows - self.skipped) / (rate * self.workers.count)
+        computed = (self.layout.windows - self.skipped) * self.facts.points
+        return None if rate is None else computed / (rate * self.workers.count)
 
     @property
     def timing_bytes(self) -> int:
@@ -130,14 +133,13 @@ class Plan:
 
     @property
     def stored_bytes(self) -> int:
-        """Uncompressed bytes of `jacobian` and `prediction`."""
+        """Uncompressed bytes of all variables."""
         return self.layout.windows * self.window_bytes
 
     @property
-    def chunk_shape(self) -> tuple[int, int, int, int, int]:
-        """`(time, output_step, output, lag, feature)` of one chunk of `jacobian`."""
-        facts = self.facts
-        return (self.layout.chunk_windows, self.layout.chunk_steps, len(facts.outputs), facts.lags, facts.features)
+    def chunk_shape(self) -> tuple[int, ...]:
+        """Of one chunk of the product, `time` first."""
+        return self.layout.chunk_windows, *self.facts.variables[0].chunk(self.layout.chunk_steps)
 
 
 def plan_run(
@@ -148,8 +150,8 @@ def plan_run(
     Raises `Refused` where there is no window, or where what is projected cannot fit.
     """
     windows = count_windows(survey, facts.length, job.windows.stride)
-    size = bytes_per_window(facts)
-    layout = cut(windows.count, size, facts.output_steps, job.run.shard_windows)
+    size = facts.window_bytes
+    layout = cut(windows.count, size, facts.variables[0].cut_size, job.run.shard_windows)
     plan = Plan(
         layout=layout,
         skipped=windows.skipped_count(survey.gaps),
@@ -179,17 +181,17 @@ def count_windows(survey: Survey, length: int, stride: int) -> Windows:
     return windows
 
 
-def bytes_per_window(facts: CallFacts) -> int:
-    """Bytes of one window's `jacobian` and `prediction`."""
-    return facts.target_size * (facts.kept_size + 1) * facts.itemsize
+def result_bytes(facts: CallFacts) -> int:
+    """Bytes of one window's derivatives and prediction, as a call gives them."""
+    return (facts.rows * facts.row_size + facts.target_size) * facts.itemsize
 
 
-def cut(windows: int, window_bytes: int, output_steps: int, shard_windows: int | str = "auto") -> Layout:
+def cut(windows: int, window_bytes: int, steps: int, shard_windows: int | str = "auto") -> Layout:
     """Shards of whole chunks: chunks of about 32 MiB, shards of one chunk unless the job file says more.
 
     Short series are cut finer, to give every worker several shards, down to shards of about 2 MiB, all of one size.
     The cut depends on the job alone, not on the machine, so that the same job gives the same store anywhere.
-    A window too large for one chunk is split over output steps; its lags always stay together.
+    A window too large for one chunk is split over so many `steps`; the last source's lags always stay together.
     """
     fits = max(1, CHUNK_BYTES // window_bytes)
     if shard_windows == "auto":
@@ -199,11 +201,8 @@ def cut(windows: int, window_bytes: int, output_steps: int, shard_windows: int |
         wanted = min(int(shard_windows), windows)
         chunk = -(-wanted // -(-wanted // fits))
         shard = chunk * -(-wanted // chunk)
-    steps = (
-        max(1, min(output_steps, CHUNK_BYTES * output_steps // window_bytes))
-        if window_bytes > CHUNK_BYTES
-        else output_steps
-    )
+    if window_bytes > CHUNK_BYTES:
+        steps = max(1, min(steps, CHUNK_BYTES * steps // window_bytes))
     return Layout(windows, min(shard, windows), min(chunk, windows), steps)
 
 
@@ -231,17 +230,19 @@ def call_memory(facts: CallFacts, setting: Setting) -> int:
     recurrent = sum((16 if looped else 8) * length * units for length, units in facts.recurrent)
     activations = facts.activations + recurrent + facts.source_size
     backward = at_once(facts, setting) * (activations + facts.activations + facts.source_size)
-    rows = setting.outputs_per_call or facts.target_size
-    result = (2 if gradient else 6 if looped else 3) * rows * (facts.source_size + 1)
-    return setting.windows_per_call * (activations + facts.activations + backward + result) * facts.itemsize
+    rows = setting.outputs_per_call or facts.rows
+    result = (2 if gradient else 6 if looped else 3) * rows * (max(facts.source_size, facts.row_size) + 1)
+    tapes = 1 if facts.rows_of in ("outputs", "vectors") else 2  # a gradient that is differentiated is on a tape, too
+    kept = tapes * (activations + facts.activations + backward)
+    return setting.windows_per_call * (kept + result) * facts.itemsize
 
 
 def _scan_numbers(facts: CallFacts, setting: Setting) -> int:
     if facts.scan is None:
         raise ValueError(f"no scan serves this model: {facts.no_scan}")
-    rows, steps = setting.outputs_per_call or facts.target_size, facts.input_shape[0]
-    features = facts.source_size // steps
-    return walks.numbers(facts.scan, facts.walk(rows), steps, features, rows, facts.lags)
+    rows, steps = setting.outputs_per_call or facts.rows, facts.input_shape[0]
+    features, summed = facts.source_size // steps, facts.rows_of == "vectors"
+    return walks.numbers(facts.scan, facts.walk(rows), steps, features, rows, facts.lags, summed=summed)
 
 
 def at_once(facts: CallFacts, setting: Setting) -> int:
@@ -250,7 +251,7 @@ def at_once(facts: CallFacts, setting: Setting) -> int:
         return 1
     if not setting.experimental_use_pfor:
         return setting.parallel_iterations or 1
-    every = facts.source_size if setting.kernel == "forward" else setting.outputs_per_call or facts.target_size
+    every = facts.source_size if setting.kernel == "forward" else setting.outputs_per_call or facts.rows
     return min(every, setting.parallel_iterations or every)
 
 
@@ -272,8 +273,9 @@ def room_for_a_call(memory: int, facts: ModelFacts, layout: Layout) -> int:
 
 def result_memory(facts: ModelFacts, layout: Layout) -> int:
     """Bytes of one chunk of results with its copy while another is written, and of two shards' predictions."""
-    chunk = layout.chunk_windows * (3 * bytes_per_window(facts) + 4 * facts.source_size * facts.itemsize)
-    return chunk + 3 * layout.shard_windows * facts.target_size * facts.itemsize
+    chunk = layout.chunk_windows * (3 * facts.window_bytes + 4 * facts.input_size * facts.itemsize)
+    small = sum(variable.size for variable in facts.variables[1:])
+    return chunk + 3 * layout.shard_windows * small * facts.itemsize
 
 
 def require_memory(needed: int, setting: Setting, workers: Workers) -> None:

@@ -170,6 +170,21 @@ def open_series(section: SeriesSection, dtype: str) -> Series:
     return Series(open_reader(section), section.scaling, dtype)
 
 
+def chosen_windows(section: SeriesSection, survey: Survey, windows: Windows, numbers: np.ndarray) -> np.ndarray:
+    """Windows of those numbers, `(window, lag, feature)` float64, in units of the series, which is read through."""
+    found = np.full((len(numbers), windows.length, len(survey.features)), np.nan)
+    begins = windows.last_steps_of(numbers) - windows.length + 1
+    names: list[str | None] = [site.name for site in survey.sites] or [None]
+    at = dict(zip(names, survey.starts, strict=True))
+    for block in open_reader(section).blocks():
+        start = at[block.site]
+        stop = at[block.site] = start + len(block.values)
+        for i in np.flatnonzero((begins < stop) & (begins + windows.length > start)):
+            first, last = max(begins[i], start), min(begins[i] + windows.length, stop)
+            found[i, first - begins[i] : last - begins[i]] = block.values[first - start : last - start]
+    return found
+
+
 def first_windows(section: SeriesSection, windows: Windows, dtype: str, count: int) -> np.ndarray:
     """Up to `count` whole windows `(window, lag, feature)`, spread over the first block of steps that has any."""
     scaling = section.scaling or Scaling(mean=[0.0], std=[1.0])

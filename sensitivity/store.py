@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import time
+import zipfile
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .addresses import place_at
-from .checksums import SEAL, seal
+from .checksums import SEAL, checksum, seal
 from .choices import TUNING, purpose, remember, remembered
 from .errors import Refused
 from .folders import Folder
@@ -23,6 +25,7 @@ from .plan import Layout
 from .series import ingested
 from .setting import Choice
 from .survey import Survey
+from .variables import Variable, variables_of
 from .versions import differences, versions
 from .windows import Windows
 
@@ -30,12 +33,13 @@ if TYPE_CHECKING:
     import keras
     from zarr.abc.store import Store
 
-    from .model import ModelFacts
+    from .facts import ModelFacts
+    from .products import Product
 
 RESULTS, COMMITS, PAGES, FAILURES, JOB = "results.zarr", "commits", "pages", "failures", "job.json"
-MODEL, WEIGHTS, SERIES = "model.keras", "model.weights.h5", "series.zarr"
+MODEL, WEIGHTS, SERIES, PRODUCT = "model.keras", "model.weights.h5", "series.zarr", "product.npz"
 # job.json first: without it there is no run, and what else is left of one is removed by the next.
-PARTS = (JOB, RESULTS, COMMITS, PAGES, FAILURES, MODEL, WEIGHTS, SERIES, TUNING, LEASE)
+PARTS = (JOB, RESULTS, COMMITS, PAGES, FAILURES, MODEL, WEIGHTS, SERIES, PRODUCT, TUNING, LEASE)
 _KEYS = {
     *("job", "identity", "fingerprints", "versions", "survey", "model", "layout", "skipped", "ingested", "choice"),
     *("model_file", "audit", "files"),
@@ -155,9 +159,32 @@ class Run:
 
     @cached_property
     def facts(self) -> ModelFacts:
-        from .model import ModelFacts
+        from .facts import ModelFacts
 
         return ModelFacts.from_json(self.content["model"])
+
+    @cached_property
+    def variables(self) -> tuple[Variable, ...]:
+        """Of the results, along time; the product first."""
+        return variables_of(self.content["model"])
+
+    @cached_property
+    def product(self) -> Product:
+        """What is computed of each window. Raises `Refused` where what the run keeps of it is gone."""
+        from .products import product_kept
+
+        if not self.content.get("product_file"):
+            return product_kept(self.job.sensitivity, {})
+        content = self.place.read(PRODUCT)
+        if content is None:
+            raise Refused(
+                "run directory",
+                given=f"{self.place}, without its {PRODUCT}",
+                allowed="a run directory that is whole",
+                remedy="restore it from a copy, or run the job into a new run directory",
+            )
+        with np.load(io.BytesIO(content), allow_pickle=False) as kept:
+            return product_kept(self.job.sensitivity, dict(kept))
 
     @property
     def directory(self) -> str:
@@ -209,9 +236,9 @@ def job_seal(content: dict[str, Any]) -> str:
     return seal({key: content[key] for key in content if key not in ("versions", "version_changes")})
 
 
-def identity(job: Job, survey: Survey, facts: ModelFacts, model: dict[str, str]) -> dict[str, Any]:
+def identity(job: Job, survey: Survey, facts: ModelFacts, model: dict[str, str], product: Product) -> dict[str, Any]:
     """What two runs must share to be the same run; how the work is spread over workers is not part of it."""
-    scaling, chosen = job.series.scaling, facts.selection
+    scaling, chosen, kept = job.series.scaling, facts.selection, product.kept()
     return {
         "model architecture": model["architecture"],
         "model weights": model["weights"],
@@ -226,7 +253,20 @@ def identity(job: Job, survey: Survey, facts: ModelFacts, model: dict[str, str])
         "sensitivity.outputs": None if chosen.channels is None else list(facts.outputs),
         "sensitivity.max_lag": job.sensitivity.max_lag,
         "run.dtype": job.run.dtype,
+        # Left out where it is the Jacobian, for runs from before there were other products.
+        **({} if facts.product == "jacobian" else {"sensitivity.product": facts.product}),
+        **({"sensitivity.product, its arrays": checksum(product_file(product))} if kept else {}),
     }
+
+
+def product_file(product: Product) -> bytes:
+    """What a run keeps of its product: the same bytes for the same product."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in sorted(product.kept().items()):
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+    return buffer.getvalue()
 
 
 def require_same(run: Run, job: Job, wanted: dict[str, Any]) -> None:

@@ -15,15 +15,15 @@ from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 from .plan import Layout
 from .survey import Survey
+from .variables import Variable
 from .windows import Windows
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
-    from .model import ModelFacts
+    from .facts import ModelFacts
+    from .products.product import Product
 
-JACOBIAN_DIMS = ("time", "output_step", "output", "lag", "feature")
-PREDICTION_DIMS = JACOBIAN_DIMS[:3]
 LABEL_BLOCK = 1 << 20
 # Every codec chain ends with a checksum: what changed on the disk is never decoded, by whatever reads it.
 CHECKED = (Crc32cCodec(),)
@@ -31,76 +31,79 @@ CHECKED = (Crc32cCodec(),)
 CODEC = BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle")
 
 
-def write_template(store: Store, survey: Survey, windows: Windows, facts: ModelFacts, layout: Layout) -> None:
-    """Create `results.zarr` in `store`: labels filled in, `jacobian` and `prediction` all NaN and without chunks."""
-    labels = _fixed_labels(survey, facts)
-    encoding: Any = {name: {"compressors": (ZstdCodec(), *CHECKED)} for name in labels.coords}
+def write_template(
+    store: Store, survey: Survey, windows: Windows, facts: ModelFacts, layout: Layout, product: Product
+) -> None:
+    """Create `results.zarr` in `store`: labels filled in, `variables` all NaN and without chunks."""
+    labels = _fixed_labels(survey, facts, product)
+    labels = labels.assign(_constants(facts, product))
+    encoding: Any = {name: {"compressors": (ZstdCodec(), *CHECKED)} for name in labels.variables}
     labels.to_zarr(store, zarr_format=3, consolidated=False, mode="w-", encoding=encoding)
     group = zarr.open_group(store, mode="r+")
-    sizes = (len(facts.outputs), facts.lags, facts.features)
     site = " site" if survey.sites else ""
-    _create(
-        group,
-        "jacobian",
-        JACOBIAN_DIMS,
-        (layout.windows, facts.output_steps, *sizes),
-        (layout.chunk_windows, layout.chunk_steps, *sizes),
-        facts.dtype,
-        {"long_name": "derivative of the output with respect to the input, per unit of the series' features"},
-        coordinates=f"skipped input_std{site}",
-    )
-    _create(
-        group,
-        "prediction",
-        PREDICTION_DIMS,
-        (layout.windows, facts.output_steps, len(facts.outputs)),
-        (layout.shard_windows, facts.output_steps, len(facts.outputs)),
-        facts.dtype,
-        {"long_name": "output of the model"},
-        coordinates=f"skipped{site}",
-    )
+    for number, variable in enumerate(facts.variables):
+        size, steps = (
+            (layout.shard_windows, variable.cut_size) if number else (layout.chunk_windows, layout.chunk_steps)
+        )
+        std = " input_std" if "feature" in variable.dim_names else ""
+        _create(group, variable, layout.windows, (size, *variable.chunk(steps)), facts.dtype, f"skipped{std}{site}")
     _write_labels(group, survey, windows)
     with warnings.catch_warnings():  # outside the v3 specification, but a plain open_zarr warns without it
         warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
         zarr.consolidate_metadata(store)
 
 
-def _fixed_labels(survey: Survey, facts: ModelFacts) -> xr.Dataset:
+def _fixed_labels(survey: Survey, facts: ModelFacts, product: Product) -> xr.Dataset:
+    constants = product.constants(facts.target_dims, facts.source_dims)
+    every: dict[str, int] = {}
+    for dims in (*(variable.dims for variable in facts.variables), *(dims for dims, _ in constants.values())):
+        every.update(dims)
+    coords: dict[str, Any] = {name: _label(name, size, survey, facts, product) for name, size in every.items()}
+    if "feature" in every:
+        std = {"long_name": "standard deviation of the feature over the series"}
+        coords["input_std"] = ("feature", np.array(survey.std), std)
+    return xr.Dataset(coords=coords)
+
+
+def _label(dim: str, size: int, survey: Survey, facts: ModelFacts, product: Product) -> tuple[Any, ...]:
+    """The labels of a dim; `lag_2` has those of `lag`."""
     lagged = "the output's own step" if facts.by_output_step else "the window's last step"
     steps = np.arange(facts.output_steps) if facts.selection.steps is None else np.array(facts.selection.steps)
-    std = {"long_name": "standard deviation of the feature over the series"}
-    return xr.Dataset(
-        coords={
-            "output_step": ("output_step", steps, {"long_name": "step of the output"}),
-            "output": ("output", np.array(facts.outputs, object)),
-            "lag": ("lag", np.arange(facts.lags)[::-1], {"long_name": f"steps back from {lagged}"}),
-            "feature": ("feature", np.array(survey.features, object)),
-            "input_std": ("feature", np.array(survey.std), std),
-        }
-    )
+    known: dict[str, tuple[Any, ...]] = {
+        "output_step": (steps, {"long_name": "step of the output"}),
+        "output": (np.array(facts.outputs, object),),
+        "lag": (np.arange(facts.lags)[::-1], {"long_name": f"steps back from {lagged}"}),
+        "feature": (np.array(survey.features, object),),
+        "source_step": (np.arange(size), {"long_name": f"step of what layer {facts.source.name} gives"}),
+        "unit": (np.array([f"{facts.source.name}_{unit}" for unit in range(size)], object),),
+        "sample": (np.arange(size),),
+    }
+    known.update({name: (np.array(labels, object),) for name, labels in product.labels().items()})
+    return dim, *known[dim.removesuffix("_2")]
+
+
+def _constants(facts: ModelFacts, product: Product) -> dict[str, Any]:
+    note = {"long_name": "as the model takes it"}
+    kept = product.constants(facts.target_dims, facts.source_dims)
+    return {
+        name: ([dim for dim, _ in dims], values.reshape([size for _, size in dims]), note)
+        for name, (dims, values) in kept.items()
+    }
 
 
 def _create(
-    group: zarr.Group,
-    name: str,
-    dims: tuple[str, ...],
-    shape: tuple[int, ...],
-    chunks: tuple[int, ...],
-    dtype: str,
-    attributes: dict[str, Any],
-    *,
-    coordinates: str,
+    group: zarr.Group, variable: Variable, windows: int, chunks: tuple[int, ...], dtype: str, coordinates: str
 ) -> None:
     group.create_array(
-        name,
-        shape=shape,
+        variable.name,
+        shape=(windows, *variable.shape),
         chunks=chunks,
         dtype=dtype,
         fill_value=np.nan,
-        dimension_names=dims,
+        dimension_names=("time", *variable.dim_names),
         compressors=(CODEC, *CHECKED),
         chunk_key_encoding={"name": "default", "separator": "."},  # one directory: one fsync for its names
-        attributes={**attributes, "coordinates": coordinates},
+        attributes={"long_name": variable.long_name, "coordinates": coordinates},
     )
 
 

@@ -19,10 +19,11 @@ from .candidates import choose, compiles_long, even, families, first_size, halve
 from .device import call_budget, has_gpu, kind
 from .engine import Tuned
 from .errors import Refused
+from .facts import ModelFacts
 from .job import SensitivitySection
-from .model import ModelFacts, Target
-from .plan import Layout, MiB, Workers, bytes_per_window, call_memory, human_bytes, room_for_a_call
-from .products import TOLERANCE, Probe, require_agreement
+from .model import Target
+from .plan import Layout, MiB, Workers, call_memory, human_bytes, result_bytes, room_for_a_call
+from .probes import TOLERANCE, Probe, require_agreement
 from .setting import Choice, Setting, Trial
 
 BUILD_BYTES = 160 * MiB  # tracing a kernel and compiling it by XLA, the first of a process included
@@ -342,7 +343,7 @@ class _Search:
     def _on_host(self, setting: Setting) -> int:
         """Bytes of a call's windows and of two copies of its results, which are the host's own."""
         facts = self.target.facts
-        window = facts.source_size * facts.itemsize + 2 * bytes_per_window(facts)
+        window = facts.input_size * facts.itemsize + 2 * result_bytes(facts)
         return 0 if self.room.gpu else setting.windows_per_call * window
 
     def _keep(self, trial: Trial, engine: Tuned) -> None:

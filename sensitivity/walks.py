@@ -85,14 +85,17 @@ def _products(scan: ScanFacts, length: int, features: int) -> float:
     return PRODUCT * scan.states * (scan.states + length * features) / max(scan.matrices, scan.row)
 
 
-def numbers(scan: ScanFacts, walk: Walk, steps: int, features: int, rows: int, lags: int) -> int:
+def numbers(
+    scan: ScanFacts, walk: Walk, steps: int, features: int, rows: int, lags: int, *, summed: bool = False
+) -> int:
     """Of one window of `steps` steps: what the forward pass keeps, the rows' adjoints and what becomes of them, the
     result with what it is put together from.
 
-    features: numbers of a step of the window. rows: outputs a call. lags: that the result has of each.
+    features: numbers of a step of the window. rows: outputs a call; summed: sums of outputs of all steps. lags: that
+    the result has of each.
     """
     result = rows * lags * features
-    kept = 4 * steps * scan.saved // 3 + _seeds(scan, walk, rows)
+    kept = 4 * steps * scan.saved // 3 + _seeds(scan, walk, rows * steps if summed else rows)
     alone = rows if walk.kind == "whole" else walk.length * scan.outputs
     beside = alone + (scan.states if walk.kind == "blocks" else 0)  # rows of one sample
     matrices = scan.matrices if beside >= FEW_ROWS else 0

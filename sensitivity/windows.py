@@ -53,7 +53,10 @@ class Windows:
         return first, last + self.length
 
     def last_steps(self, start: int, stop: int) -> np.ndarray:
-        return self._begin(np.arange(start, stop)) + self.length - 1
+        return self.last_steps_of(np.arange(start, stop))
+
+    def last_steps_of(self, windows: np.ndarray) -> np.ndarray:
+        return self._begin(windows) + self.length - 1
 
     def heads(self) -> np.ndarray:
         """The last steps of each site's first two windows: what all their times can be told from."""

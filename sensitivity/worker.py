@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ import numpy as np
 from .candidates import halved
 from .commits import Commit, Results, commit, read_commit
 from .engine import Tuned
+from .facts import CallFacts
 from .machine import available_memory, peak_memory
-from .model import CallFacts, Target
+from .model import target_of
 from .patience import patiently
 from .places import Place
 from .plan import Shard, Workers, call_memory, worker_memory
@@ -24,7 +26,10 @@ from .series import first_windows, open_series
 from .setting import Choice
 from .store import Run, load_run_model
 from .tuning import FEW, by_rule, room_in, tune
+from .variables import Variable
 from .writing import AtOnce, Gate, InBackground
+
+Numbers = dict[str, np.ndarray]  # by variable, time first
 
 
 class Worker:
@@ -49,7 +54,9 @@ class Worker:
         self.run.require_versions()
         self._results, self._writer = Results(self.run), InBackground() if overlap else AtOnce()
         self._series = open_series(self.run.series, self.run.facts.dtype)
-        self._target = Target(load_run_model(self.run), self.run.facts, self.run.job.sensitivity.of)
+        self._target = target_of(
+            load_run_model(self.run), self.run.facts, self.run.job.sensitivity.of, self.run.product
+        )
         alone = Workers(1, self.run.job.run.cpus_per_worker, 0.0, available_memory())
         self._room = room_in(workers or alone, self.run.facts, self.run.layout, limited=workers is not None)
         wanted = self.run.job.sensitivity
@@ -100,29 +107,33 @@ class Worker:
             done.set_result(record)
             return done
         gate, started = gate or Gate(), time.time()
-        prediction, written, computed, not_finite = self._chunks(shard, gate)
+        beside, written, computed, not_finite = self._chunks(shard, gate)
         self._learn()
         record = self._record(shard, attempt, started, computed, not_finite)
-        return self._writer.hand_after(self._finish, gate, shard, prediction, written, record)
+        return self._writer.hand_after(self._finish, gate, shard, beside, written, record)
 
-    def _chunks(self, shard: Shard, gate: Gate) -> tuple[np.ndarray, list[Future[None]], int, int]:
-        """Compute a shard's chunks and hand them over: its predictions, chunks on their way, windows computed, and
+    def _chunks(self, shard: Shard, gate: Gate) -> tuple[Numbers, list[Future[None]], int, int]:
+        """Compute a shard's chunks and hand them over: its other variables, chunks on their way, windows computed, and
         derivatives that are not finite.
         """
-        facts = self.run.facts
-        prediction = np.full((shard.stop - shard.start, facts.output_steps, len(facts.outputs)), np.nan, facts.dtype)
+        product, *others = self.run.variables
+        beside = self._nothing(others, shard.stop - shard.start)
         computed = not_finite = 0
         written: list[Future[None]] = []
         for start, stop in self.run.layout.chunks(shard):
-            block = prediction[start - shard.start : stop - shard.start]
-            jacobian = np.full((*block.shape, facts.lags, facts.features), np.nan, facts.dtype)
-            whole = self._differentiate(start, stop, block, jacobian)
+            chunk = self._nothing([product], stop - start)
+            own = {name: array[start - shard.start : stop - shard.start] for name, array in beside.items()}
+            whole = self._differentiate(start, stop, {**chunk, **own})
+            derived = chunk[product.name]
             computed += len(whole)
-            not_finite += len(whole) * jacobian[0].size - int(np.isfinite(jacobian).sum())  # others stand NaN
-            written.append(self._writer.hand_over(self._write, gate, start, stop, jacobian))
+            not_finite += len(whole) * product.size - int(np.isfinite(derived).sum())  # others stand NaN
+            written.append(self._writer.hand_over(self._write, gate, start, stop, derived))
             if len(written) > 1:
                 written[-2].result()  # or there is no sense in going on
-        return prediction, written, computed, not_finite
+        return beside, written, computed, not_finite
+
+    def _nothing(self, variables: Sequence[Variable], windows: int) -> Numbers:
+        return {one.name: np.full((windows, *one.shape), np.nan, self.run.facts.dtype) for one in variables}
 
     def _record(self, shard: Shard, attempt: int, started: float, computed: int, not_finite: int) -> Commit:
         """What is known before the last chunk is written."""
@@ -147,17 +158,15 @@ class Worker:
             token=self.run.token,
         )
 
-    def _write(self, gate: Gate, start: int, stop: int, jacobian: np.ndarray) -> None:
+    def _write(self, gate: Gate, start: int, stop: int, derived: np.ndarray) -> None:
         with gate.passed():
-            self._results.write_jacobian(start, stop, jacobian)
+            self._results.write_chunks(start, stop, derived)
 
-    def _finish(
-        self, gate: Gate, shard: Shard, prediction: np.ndarray, written: list[Future[None]], record: Commit
-    ) -> Commit:
+    def _finish(self, gate: Gate, shard: Shard, beside: Numbers, written: list[Future[None]], record: Commit) -> Commit:
         for chunk in written:
             chunk.result()
         with gate.passed(last=True):
-            self._results.write_prediction(shard, prediction)
+            self._results.write_beside(shard, beside)
             chunks = self._results.make_durable(shard)
             attempt = gate.attempt or record.attempt
             return commit(self.run, replace(record, chunks=chunks, attempt=attempt, finished=time.time()))
@@ -169,8 +178,8 @@ class Worker:
             self.choice = replace(self.choice, setting=setting, call_bytes=self.kernel.call_bytes)
             self.run.remember(self._wanted, self.choice)
 
-    def _differentiate(self, start: int, stop: int, prediction: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
-        """Fill `prediction` and `jacobian` for windows `[start, stop)`, which stand NaN; the indices of whole ones.
+    def _differentiate(self, start: int, stop: int, values: Numbers) -> np.ndarray:
+        """Fill the variables for windows `[start, stop)`, which stand NaN; the indices of whole ones.
 
         Windows far apart are read call by call, so that the steps between them never stand in memory all at once.
         """
@@ -180,7 +189,8 @@ class Worker:
         whole = []
         for first in range(0, stop - start, size):
             part = slice(first, min(first + size, stop - start))
-            found = self._differentiate_block(start + part.start, start + part.stop, prediction[part], jacobian[part])
+            own = {name: array[part] for name, array in values.items()}
+            found = self._differentiate_block(start + part.start, start + part.stop, own)
             whole.append(found + first)
         return np.concatenate(whole)
 
@@ -192,18 +202,19 @@ class Worker:
             raise OSError(f"windows {start} to {stop - 1} have other gaps than when the run began")
         return windows, whole
 
-    def _differentiate_block(self, start: int, stop: int, prediction: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
+    def _differentiate_block(self, start: int, stop: int, values: Numbers) -> np.ndarray:
         """The same for windows whose steps are read at once.
 
         The derivative is by the series' own units: by the chain rule, the model's derivative over the scaling's std.
         """
         windows, is_whole = patiently(self.run.series.path, self._read, start, stop)
         whole = np.flatnonzero(is_whole)
-        scaled = self.run.job.series.scaling is not None
-        for done, (predicted, derived) in self.kernel.calls(lambda part: windows[whole[part]], len(whole)):
-            prediction[whole[done]] = predicted.reshape(-1, *prediction.shape[1:])
-            derived = derived.reshape(-1, *jacobian.shape[1:])
-            jacobian[whole[done]] = derived / self._series.std if scaled else derived
+        product, facts = self._target.product, self.run.facts
+        scaled = self.run.job.series.scaling is not None and facts.source.kind == "input"
+        for done, found in product.computed(self.kernel, lambda part: (windows[whole[part]],), len(whole)):
+            shaped = {name: array.reshape(-1, *values[name].shape[1:]) for name, array in found.items()}
+            for name, array in (product.in_units(shaped, self._series.std) if scaled else shaped).items():
+                values[name][whole[done]] = array
         return whole
 
 

@@ -1,10 +1,11 @@
 """How a batch of windows is differentiated: one module a kernel, one signature.
 
 A kernel module has `why_not(facts, *, pfor, xla) -> str | None`, the reason it cannot serve a model in that way, and
-`build(target, setting)`, a function from windows `(batch, *input_shape)` and the number of the first output to
+`build(target, setting)`, a function from what is given, windows `(batch, *input_shape)` and what the product takes
+beside them, and the number of the first row to
 
-    prediction  (batch, *target_shape)          the target itself, from the same forward pass
-    block       (batch, outputs, *kept_shape)   ∂ outputs / ∂ window, for `outputs_per_call` outputs from the first on
+    prediction  (batch, *target_shape)   the target itself, from the same forward pass
+    block       (batch, rows, *source)   ∂ rows / ∂ source, for `outputs_per_call` rows of the product from the first on
 
 A kernel may give all lags where `max_lag` keeps the newest: the others are cut off.
 
@@ -22,8 +23,9 @@ from types import ModuleType
 
 import tensorflow as tf
 
+from ..facts import CallFacts
 from ..layers import as_graph, leaf_layers, steps_folded
-from ..model import CallFacts, Target
+from ..model import Target
 from ..setting import Setting
 from . import batch_jacobian, forward, gradient, scan
 
@@ -48,18 +50,19 @@ def compile_kernel(target: Target, setting: Setting) -> tf.types.experimental.Po
     """The kernel as one `tf.function` of one static shape `(windows_per_call, *input_shape)`."""
     kernel = KERNELS[setting.kernel].build(target, setting)
 
-    def traced(windows: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def traced(first: tf.Tensor, *given: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         with _cudnn(target, setting.use_cudnn), steps_folded(target.model):
-            prediction, block = kernel(windows, first)
-            return prediction, block[:, :, -target.facts.lags :] if target.facts.max_lag is not None else block
+            prediction, block = kernel(given, first)
+            return prediction, target.product.finished(target, given, block)
 
-    return as_graph(traced, input_signature=signature(target.facts, setting), jit_compile=setting.xla or None)
+    return as_graph(traced, input_signature=signature(target, setting), jit_compile=setting.xla or None)
 
 
-def signature(facts: CallFacts, setting: Setting) -> tuple[tf.TensorSpec, tf.TensorSpec]:
-    """What a kernel takes: windows, and the number of the first output."""
-    windows = tf.TensorSpec((setting.windows_per_call, *facts.input_shape), facts.dtype)
-    return windows, tf.TensorSpec((), "int32")
+def signature(target: Target, setting: Setting) -> tuple[tf.TensorSpec, ...]:
+    """What a compiled kernel takes: the number of the first row, windows, and what the product takes beside them."""
+    facts, windows = target.facts, setting.windows_per_call
+    shapes = [facts.input_shape, *(beside.shape[1:] for beside in target.product.beside(facts, 1))]
+    return tf.TensorSpec((), "int32"), *(tf.TensorSpec((windows, *shape), facts.dtype) for shape in shapes)
 
 
 @contextlib.contextmanager

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from ..model import CallFacts, Target
+from ..facts import CallFacts
+from ..model import Target
+from ..products.product import Given
 from ..setting import Setting
-from .rows import rows, side_by_side
+from .rows import side_by_side
 
 
 def why_not(facts: CallFacts, *, pfor: bool, xla: bool) -> str | None:
+    if facts.recurrent and pfor and facts.rows_of in ("directions", "derivatives"):
+        return "pfor cannot pass a recurrent loop twice"
     if facts.recurrent and pfor and xla:
         return "it has no kernel for the lists that pfor makes of a recurrent loop"
     return None
 
 
 def build(target: Target, setting: Setting):
-    facts = target.facts
-
-    def batch_jacobian(windows: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        # A tape that serves fewer than all outputs at a time is used several times, so it must persist.
+    def batch_jacobian(given: Given, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        # A tape that serves fewer than all rows at a time is used several times, so it must persist.
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
-            tape.watch(windows)
-            prediction = target(windows)
-            outputs = rows(prediction, first, facts, setting)
+            source = target.product.source(target, given)
+            tape.watch(source)
+            prediction, rows = target.product.rows(target, given, source, first, setting.outputs_per_call)
         jacobian = tape.batch_jacobian(
-            outputs,
-            windows,
+            rows,
+            source,
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
             parallel_iterations=side_by_side(setting),
             experimental_use_pfor=setting.experimental_use_pfor,

@@ -11,29 +11,33 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from ..model import CallFacts, Target
+from ..facts import CallFacts
+from ..model import Target
+from ..products.product import Given
 from ..setting import Setting
-from .rows import rows, side_by_side
+from .rows import side_by_side
 
 _ZERO = tf.UnconnectedGradients.ZERO
 
 
 def why_not(facts: CallFacts, *, pfor: bool, xla: bool) -> str | None:
+    if facts.rows_of != "outputs":
+        return f"the {facts.product} is made of few products, and not of a Jacobian's columns"
     return "pfor cannot pass a recurrent loop twice" if facts.recurrent and pfor else None
 
 
 def build(target: Target, setting: Setting):
     facts = target.facts
 
-    def forward(windows: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def forward(given: Given, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as outer:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(windows)
-                prediction = target(windows)
-                outputs = rows(prediction, first, facts, setting)
+                source = target.start(given)
+                tape.watch(source)
+                prediction, outputs = target.product.rows(target, given, source, first, setting.outputs_per_call)
             cotangents = tf.zeros_like(outputs)
             outer.watch(cotangents)
-            pulled = tape.gradient(outputs, windows, output_gradients=cotangents, unconnected_gradients=_ZERO)
+            pulled = tape.gradient(outputs, source, output_gradients=cotangents, unconnected_gradients=_ZERO)
             pulled = tf.reshape(pulled, (setting.windows_per_call, facts.source_size))
         columns = outer.batch_jacobian(
             pulled,
@@ -43,6 +47,6 @@ def build(target: Target, setting: Setting):
             experimental_use_pfor=setting.experimental_use_pfor,
         )
         block = tf.transpose(columns, (0, 2, 1))
-        return prediction, tf.reshape(block, (setting.windows_per_call, -1, *facts.input_shape))
+        return prediction, tf.reshape(block, (setting.windows_per_call, -1, *facts.source.shape))
 
     return forward

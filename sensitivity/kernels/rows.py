@@ -1,19 +1,8 @@
-"""The outputs that one call differentiates, and how many of them at a time."""
+"""How many of the rows of a call are differentiated at a time."""
 
 from __future__ import annotations
 
-import tensorflow as tf
-
-from ..model import CallFacts
 from ..setting import Setting
-
-
-def rows(prediction: tf.Tensor, first: tf.Tensor, facts: CallFacts, setting: Setting) -> tf.Tensor:
-    """`(batch, *target_shape)` → `(batch, outputs_per_call)`, from output `first` on."""
-    flat = tf.reshape(prediction, (setting.windows_per_call, facts.target_size))
-    if setting.outputs_per_call is None:
-        return flat
-    return tf.slice(flat, [0, first], [setting.windows_per_call, setting.outputs_per_call])
 
 
 def side_by_side(setting: Setting) -> int | None:

@@ -31,11 +31,14 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from ..model import CallFacts, Target
+from ..facts import CallFacts
+from ..model import Target
+from ..products.product import Given, some
+from ..products.vjp import contracted
 from ..recurrence import Recurrence
 from ..setting import Setting
 from . import blocks
-from .walk import Passed, climbed_down, emission, forward, no_adjoints, pulled_back, walked
+from .walk import Adjoints, Passed, climbed_down, emission, forward, no_adjoints, pulled_back, walked
 
 
 def why_not(facts: CallFacts, *, pfor: bool, xla: bool) -> str | None:
@@ -45,26 +48,37 @@ def why_not(facts: CallFacts, *, pfor: bool, xla: bool) -> str | None:
 def build(target: Target, setting: Setting):
     facts = target.facts
     model = target.recurrence
-    rows = setting.outputs_per_call or facts.target_size
-    back = _every_step if model.is_sequence else _last_step
+    rows = setting.outputs_per_call or facts.rows
 
-    def scan(windows: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        passed = forward(model, windows)
+    def scan(given: Given, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        passed = forward(model, given[0])
         prediction = facts.selection.of(model.read(passed.values))
-        block = back(passed, first, rows, facts)
+        if facts.rows_of == "vectors":
+            vectors = some(given[1], first, setting.outputs_per_call)
+            block = _summed_steps(passed, vectors, facts) if model.is_sequence else _last_step(passed, facts, vectors)
+        elif model.is_sequence:
+            block = _every_step(passed, first, rows, facts)
+        else:
+            block = _last_step(passed, facts, (first, rows))
         shape = (setting.windows_per_call, rows, -1, *facts.input_shape[1:])
         return tf.reshape(prediction, (-1, *facts.target_shape)), tf.reshape(block, shape)
 
     return scan
 
 
-def _last_step(passed: Passed, first: tf.Tensor, rows: int, facts: CallFacts) -> tf.Tensor:
-    """A head after the last step: all rows begin there. (B, R, lags, features)"""
+def _last_step(passed: Passed, facts: CallFacts, wanted: tuple[tf.Tensor, int] | tf.Tensor) -> tf.Tensor:
+    """A head after the last step: all rows begin there. (B, R, lags, features)
+
+    wanted: the number of the first row, and that of rows; or vectors (B, R, *target) that outputs are summed by.
+    """
     last, oldest = passed.steps - 1, passed.steps - facts.lags
+    rows = wanted[1] if isinstance(wanted, tuple) else wanted.shape[1]
 
     def of_rows(outputs: tf.Tensor) -> tf.Tensor:
         every = tf.reshape(facts.selection.of(outputs), (passed.batch, -1))
-        return every if rows == facts.target_size else tf.gather(every, first + tf.range(rows), axis=1)
+        if not isinstance(wanted, tuple):
+            return contracted(every, wanted)
+        return every if rows == facts.target_size else tf.gather(every, wanted[0] + tf.range(rows), axis=1)
 
     seeds = _derivatives(passed.model, {v: passed.values[v][:, -1:] for v in passed.model.sources}, of_rows)
     adjoints, by_step = pulled_back(passed, tf.constant(last), seeds, no_adjoints(passed, rows))
@@ -92,6 +106,27 @@ def _every_step(passed: Passed, first: tf.Tensor, rows: int, facts: CallFacts) -
     return tf.transpose(emitted.stack(), (1, 2, 0, 3))
 
 
+def _summed_steps(passed: Passed, vectors: tf.Tensor, facts: CallFacts) -> tf.Tensor:
+    """Sums of outputs of every step, weighted by vectors (B, R, *target): rows that begin at the last step, and take up
+    each step's own part as the walk comes to it. (B, R, lags, features)
+    """
+    batch, rows = vectors.shape[:2]
+    at, oldest = tf.constant(list(facts.output_at)), passed.steps - facts.lags
+    by_step = tf.reshape(vectors, (batch, rows, at.shape[0], -1))
+    by_step = tf.reshape(tf.transpose(by_step, (2, 0, 1, 3)), (at.shape[0] * batch, rows, -1))
+    seeds = _seeds(passed, facts, at[None], by_step)
+
+    def back(s: tf.Tensor, adjoints: Adjoints) -> tuple[Adjoints, tf.Tensor]:
+        number = tf.minimum(tf.reduce_sum(tf.cast(at < s, "int32")), at.shape[0] - 1)
+        nothing = tf.zeros((), passed.dtype)
+        entering = {value: tf.where(at[number] == s, seed[number], nothing) for value, seed in seeds.items()}
+        return pulled_back(passed, s, entering, adjoints)
+
+    emitted = emission(passed, rows, facts.lags)
+    _, emitted = walked(back, passed.steps - 1, oldest, no_adjoints(passed, rows), emitted, oldest)
+    return tf.transpose(emitted.stack(), (1, 2, 0, 3))
+
+
 def _last_lags(passed: Passed, seeds: blocks.Seeds, at: tf.Tensor, facts: CallFacts, rows: int) -> tf.Tensor:
     """The outputs of the steps `at` (n) by the last steps up to each: (B, n, O, lags, features)"""
     walk, count, lags = facts.walk(rows), at.shape[0], facts.lags
@@ -106,15 +141,22 @@ def _last_lags(passed: Passed, seeds: blocks.Seeds, at: tf.Tensor, facts: CallFa
     return tf.where(inside[:, None, :, None], by_lag, tf.zeros((), passed.dtype))
 
 
-def _seeds(passed: Passed, facts: CallFacts, steps: tf.Tensor) -> dict[int, tf.Tensor]:
-    """∂y_t by the sources at t, of the steps (N, n): (n, N·B, O, width) by value."""
+def _seeds(
+    passed: Passed, facts: CallFacts, steps: tf.Tensor, vectors: tf.Tensor | None = None
+) -> dict[int, tf.Tensor]:
+    """∂y_t by the sources at t, of the steps (N, n): (n, N·B, O, width) by value.
+
+    vectors: (n·N·B, R, O), by which outputs are summed to R rows.
+    """
     spans, length = steps.shape
     order = tf.reshape(tf.transpose(passed.inside(steps)), [-1])
     found = {value: tf.gather(passed.values[value], order, axis=1) for value in passed.model.sources}
     time_first = {value: tf.transpose(part, (1, 0, *range(2, len(part.shape)))) for value, part in found.items()}
     alone = {value: tf.reshape(part, (-1, 1, *part.shape[2:])) for value, part in time_first.items()}
     has_channels = len(facts.target_shape) == 2
-    derived = _derivatives(passed.model, alone, facts.selection.channels_of if has_channels else tf.identity)
+    channels = facts.selection.channels_of if has_channels else tf.identity
+    chosen = channels if vectors is None else lambda outputs: contracted(channels(outputs), vectors)
+    derived = _derivatives(passed.model, alone, chosen)
     return {v: tf.reshape(seed, (length, spans * passed.batch, *seed.shape[1:])) for v, seed in derived.items()}
 
 

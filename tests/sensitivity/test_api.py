@@ -10,9 +10,9 @@ import tensorflow as tf
 from keras import layers
 
 import sensitivity
-from sensitivity import api, kept
+from sensitivity import inprocess, kept
 from sensitivity.errors import Refused
-from sensitivity.products import Probe
+from sensitivity.probes import Probe
 from tests.conftest import sequential, tape_jacobian, worst
 
 SHAPE = (6, 2)
@@ -133,7 +133,7 @@ def test_impossible_knobs_are_refused(knobs, key):
 
 
 def test_long_work_shows_its_progress(monkeypatch, capsys):
-    monkeypatch.setattr(api, "LONG_SECONDS", 0.0)
+    monkeypatch.setattr(inprocess, "LONG_SECONDS", 0.0)
     model = sequential(SHAPE, layers.Flatten(), layers.Dense(3))
     for pfor in ("auto", False):  # timed beforehand, and not
         knobs = {"kernel": "batch_jacobian", "windows_per_call": 16, "experimental_use_pfor": pfor}
@@ -173,7 +173,7 @@ def test_no_windows_give_no_jacobians():
     assert sensitivity.jacobian(model, windows_of(0)).shape == (0, 4, *SHAPE)
 
 
-@pytest.mark.parametrize(("memory", "what"), [(10, "for the Jacobian"), (400, "single window")])
+@pytest.mark.parametrize(("memory", "what"), [(10, "for the jacobian"), (400, "single window")])
 def test_a_memory_that_is_too_small_is_refused_by_its_name(memory, what):
     model = sequential(SHAPE, layers.Flatten(), layers.Dense(1))
     with pytest.raises(Refused, match=what) as refusal:

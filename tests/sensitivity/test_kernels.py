@@ -269,10 +269,10 @@ class Greedy(Tuned):
         class Limited:
             get_concrete_function = function.get_concrete_function
 
-            def __call__(limited, windows, first):
+            def __call__(limited, first, windows):
                 if len(windows) * (setting.outputs_per_call or self.target.facts.target_size) > self.room:
                     raise self.error(None, None, self.words)
-                return function(windows, first)
+                return function(first, windows)
 
         self._function = Limited()
 

@@ -17,6 +17,7 @@ from sensitivity.plan import CHUNK_BYTES, MiB, Workers
 from sensitivity.setting import Choice, Setting
 from sensitivity.survey import Survey
 from sensitivity.times import TimeAxis
+from sensitivity.variables import Variable
 
 GB = 10**9
 CHOICE = Choice(Setting("gradient", 256), "rule", 10**7)
@@ -35,22 +36,30 @@ class Facts:
     recurrent: tuple[tuple[int, int], ...] = ((20, 32),)
     smooth: bool = True
     itemsize: int = 4
+    rows_of: str = "outputs"
+    points: int = 1
 
     @property
-    def target_size(self) -> int:
+    def rows(self) -> int:
         return self.output_steps * len(self.outputs)
 
-    @property
-    def lags(self) -> int:
-        return self.length
+    target_size = rows
 
     @property
     def source_size(self) -> int:
         return self.length * self.features
 
+    row_size = input_size = source_size
+
     @property
-    def kept_size(self) -> int:
-        return self.lags * self.features
+    def variables(self) -> tuple[Variable, ...]:
+        target = (("output_step", self.output_steps), ("output", len(self.outputs)))
+        source = (("lag", self.length), ("feature", self.features))
+        return Variable("jacobian", (*target, *source)), Variable("prediction", target)
+
+    @property
+    def window_bytes(self) -> int:
+        return sum(variable.size for variable in self.variables) * self.itemsize
 
 
 def job(**run: Any) -> Job:

@@ -15,9 +15,10 @@ from sensitivity.errors import Refused
 from sensitivity.heads import Selection, select
 from sensitivity.job import SensitivitySection
 from sensitivity.kernels import KERNELS, why_not
-from sensitivity.model import ModelFacts, Target, describe, describe_call
+from sensitivity.facts import ModelFacts
+from sensitivity.model import Target, describe, describe_call
 from sensitivity.plan import call_memory
-from sensitivity.products import Seen, contracted, vjp
+from sensitivity.probes import Seen, contracted, vjp
 from sensitivity.setting import Setting
 from tests.conftest import sequential, tape_jacobian, worst
 

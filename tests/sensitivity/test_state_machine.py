@@ -57,9 +57,9 @@ def compute(run: Run, shard: Shard, point: str | None) -> None:
             raise Killed
 
     passing("before data")
-    results.write_jacobian(shard.start, shard.stop, jacobian)
+    results.write_chunks(shard.start, shard.stop, jacobian)
     passing("amid data")
-    results.write_prediction(shard, jacobian[:, :, :, 0, 0])
+    results.write_beside(shard, {"prediction": jacobian[:, :, :, 0, 0]})
     passing("after data")
     chunks = results.make_durable(shard)
     passing("before record")

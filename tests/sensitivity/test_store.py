@@ -201,7 +201,7 @@ def test_chunks_that_two_writers_would_share_are_refused(run):
     results = Results(run)
     block = np.zeros((8, 1, 1, 6, 2), "float32")
     with pytest.raises(ValueError, match="whole chunks"):
-        results.write_jacobian(4, 12, block)
+        results.write_chunks(4, 12, block)
 
 
 @pytest.mark.parametrize(
@@ -253,8 +253,8 @@ def rounded_otherwise(run: Run, index: int) -> dict[str, str]:
     """The shard's chunks written by a worker whose arithmetic differs in the last digit; their checksums."""
     results, shard = Results(run), run.layout.shard(index)
     stored = xr.open_zarr(run.results)
-    results.write_jacobian(shard.start, shard.stop, stored["jacobian"].values[shard.start : shard.stop] * 1.0000001)
-    results.write_prediction(shard, stored["prediction"].values[shard.start : shard.stop] * 1.0000001)
+    results.write_chunks(shard.start, shard.stop, stored["jacobian"].values[shard.start : shard.stop] * 1.0000001)
+    results.write_beside(shard, {"prediction": stored["prediction"].values[shard.start : shard.stop] * 1.0000001})
     return results.make_durable(shard)
 
 
@@ -325,7 +325,7 @@ def test_a_run_that_is_taken_over_while_the_store_fails_is_written_no_more(run, 
     run.place.write("lease/00000001.json", _OWNER.dump_json(owner))
     results = Results(run.held(Lease(run.place, owner)))
     block = np.zeros((8, 1, 1, 6, 2), "float32")
-    results.write_jacobian(0, 8, block)
+    results.write_chunks(0, 8, block)
     before = (run.place.path / "results.zarr" / "jacobian" / "c.0.0.0.0.0").read_bytes()
     tries = []
 
@@ -336,7 +336,7 @@ def test_a_run_that_is_taken_over_while_the_store_fails_is_written_no_more(run, 
 
     monkeypatch.setattr("zarr.storage._local._put", failing)
     with pytest.raises(LeaseLost):
-        results.write_jacobian(0, 8, block + 1)
+        results.write_chunks(0, 8, block + 1)
     assert len(tries) == 1
     assert (run.place.path / "results.zarr" / "jacobian" / "c.0.0.0.0.0").read_bytes() == before
 

@@ -17,8 +17,10 @@ from sensitivity.errors import Refused
 from sensitivity.folders import Folder
 from sensitivity.heads import Selection
 from sensitivity.job import SensitivitySection
-from sensitivity.model import CallFacts, Target, describe_call
+from sensitivity.facts import CallFacts, Source
+from sensitivity.model import Target, describe_call
 from sensitivity.plan import call_memory
+from sensitivity.products.jacobian import Jacobian
 from sensitivity.setting import Choice, Setting, Trial
 from sensitivity.tuning import Room, tune
 from tests.conftest import sequential, tape_jacobian, worst
@@ -249,7 +251,7 @@ def test_the_compiler_says_what_its_kernels_take(wide, patient, monkeypatch):
 
 
 def test_where_the_compiler_says_too_much_fewer_windows_are_tried(wide, patient, monkeypatch):
-    monkeypatch.setattr(meter, "stated", lambda function, windows, first: windows.shape[0] * 2**20)
+    monkeypatch.setattr(meter, "stated", lambda function, first, windows: windows.shape[0] * 2**20)
     room = Room(40 * 2**20)
     choice, _ = tune(AUTO, wide, windows_of(9), room, 64, 10**6)
     ran = [trial for trial in choice.trials if trial.setting.xla and trial.windows_per_second]
@@ -283,7 +285,26 @@ def test_the_compiler_is_asked_before_a_window_is_too_large(wide, patient, monke
 
 # ---- families and sizes ----------------------------------------------------------------------------
 
-FACTS = CallFacts((10, 2), (5,), 100, 200, (), None, "no recurrent layer", None, Selection(), True, 50, "float32")
+PLAIN = CallFacts(
+    input_shape=(10, 2),
+    target_shape=(5,),
+    source=Source("input", "input", (10, 2)),
+    parameters=100,
+    activations=200,
+    recurrent=(),
+    scan=None,
+    no_scan="no recurrent layer",
+    max_lag=None,
+    selection=Selection(),
+    smooth=True,
+    operations=50,
+    dtype="float32",
+)
+FACTS = Jacobian().shaped(PLAIN)
+
+
+def changed(**parts) -> CallFacts:
+    return Jacobian().shaped(replace(PLAIN, **parts))
 
 
 def ways(facts: CallFacts, wanted: SensitivitySection = AUTO, **more) -> list[str]:
@@ -297,24 +318,24 @@ def test_families_follow_the_model():
         "batch_jacobian, pfor over all outputs, no XLA",
         "batch_jacobian, loop over outputs, XLA",
     ]
-    assert ways(replace(FACTS, target_shape=(1,))) == ["gradient, XLA", "gradient, no XLA"]
-    assert ways(replace(FACTS, target_shape=(21,)))[0] == "forward, pfor over all inputs, XLA"
-    recurrent = replace(FACTS, recurrent=((10, 8),))
+    assert ways(changed(target_shape=(1,))) == ["gradient, XLA", "gradient, no XLA"]
+    assert ways(changed(target_shape=(21,)))[0] == "forward, pfor over all inputs, XLA"
+    recurrent = changed(recurrent=((10, 8),))
     assert ways(recurrent) == [
         "batch_jacobian, loop over outputs, XLA",
         "batch_jacobian, loop over outputs, no XLA",
         "batch_jacobian, pfor over all outputs, no XLA",
     ]
-    forward = ways(replace(recurrent, target_shape=(21,)))[3:]
+    forward = ways(changed(recurrent=((10, 8),), target_shape=(21,)))[3:]
     assert forward == ["forward, loop over inputs, XLA", "forward, loop over inputs, no XLA"]
-    assert not any(way.endswith(", XLA") for way in ways(replace(FACTS, smooth=False)))
+    assert not any(way.endswith(", XLA") for way in ways(changed(smooth=False)))
 
 
 def test_on_a_gpu_cudnn_is_tried_and_never_under_pfor():
-    recurrent = replace(FACTS, recurrent=((10, 8),))
+    recurrent = changed(recurrent=((10, 8),))
     with_cudnn = [way for way in ways(recurrent, gpu=True) if "cuDNN" in way]
     assert with_cudnn == ["batch_jacobian, loop over outputs, no XLA, cuDNN"]
-    assert ways(replace(recurrent, target_shape=(1,)), gpu=True)[0] == "gradient, no XLA, cuDNN"
+    assert ways(changed(recurrent=((10, 8),), target_shape=(1,)), gpu=True)[0] == "gradient, no XLA, cuDNN"
     assert ways(FACTS, gpu=True) == ways(FACTS)
 
 
@@ -324,13 +345,13 @@ def test_families_keep_what_is_given():
         "pfor over 3 outputs" in way
         for way in ways(FACTS, SensitivitySection(experimental_use_pfor=True, parallel_iterations=3))
     )
-    recurrent = replace(FACTS, recurrent=((10, 8),))
+    recurrent = changed(recurrent=((10, 8),))
     with pytest.raises(Refused, match="recurrent loop twice"):
         ways(recurrent, SensitivitySection(kernel="forward", experimental_use_pfor=True))
 
 
 def test_a_window_too_large_is_split_over_its_outputs():
-    large = replace(FACTS, target_shape=(1000,), activations=10)
+    large = changed(target_shape=(1000,), activations=10)
     one = call_memory(large, Setting("batch_jacobian", 1, experimental_use_pfor=False))
     setting = candidates.choose(SensitivitySection(kernel="batch_jacobian"), large, one // 4, 64)
     assert setting.windows_per_call == 1
@@ -340,7 +361,7 @@ def test_a_window_too_large_is_split_over_its_outputs():
 
 def test_the_rule_takes_the_first_family_that_fits():
     """Pfor over all inputs takes as much whatever the outputs of a call: a loop is what saves memory."""
-    large = replace(FACTS, input_shape=(24, 4), target_shape=(100,), activations=100_000)
+    large = changed(input_shape=(24, 4), source=Source("input", "input", (24, 4)), target_shape=(100,), activations=100_000)
     pfor = call_memory(large, Setting("forward", 1))
     setting = candidates.choose(AUTO, large, pfor // 10, 64)
     assert not setting.experimental_use_pfor
@@ -361,7 +382,7 @@ def test_calls_are_halved_down_to_one_output_of_one_window():
 
 
 def test_a_first_trial_takes_fewer_rows_where_all_do_not_fit():
-    wide = replace(FACTS, target_shape=(1000,), activations=100_000)
+    wide = changed(target_shape=(1000,), activations=100_000)
     pfor = Setting("batch_jacobian", 1)
     memory = call_memory(wide, replace(pfor, parallel_iterations=100))
     first = candidates.first_size(pfor, wide, memory, 64)

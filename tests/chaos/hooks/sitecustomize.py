@@ -57,10 +57,10 @@ def after(point: str, owner: Any, name: str) -> None:
 
 
 def in_commits(module: Any) -> None:
-    before("before data", module.Results, "write_jacobian")
+    before("before data", module.Results, "write_chunks")
     before("after data", module.Results, "make_durable")
     after("after sync", module.Results, "make_durable")
-    after("amid data", module.Results, "write_jacobian")
+    after("amid data", module.Results, "write_chunks")
 
 
 def in_worker(module: Any) -> None:

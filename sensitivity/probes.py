@@ -9,41 +9,57 @@ import numpy as np
 import tensorflow as tf
 
 from .errors import Refused
+from .facts import CallFacts
 from .layers import as_graph, steps_folded
-from .model import CallFacts, Target
+from .model import Target
+from .products.product import Given
 
 TOLERANCE = 1e-4  # of the largest entry: float32 and another order of adding stay below 1e-5
 _ZERO = tf.UnconnectedGradients.ZERO
 
 
 def vjp(target: Target, windows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """vectorsᵀ · Jacobian: `(batch, *input_shape)` and `(batch, *target_shape)` → `(batch, *input_shape)`."""
+    """vectorsᵀ · derivatives of the last group of rows: `(batch, *input_shape)` and `(batch, …)`, a number of each row
+    (of a Jacobian `(batch, *target_shape)`), → `(batch, *source)`.
+    """
 
-    def pulled(source: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
+    def pulled(vectors: tf.Tensor, *given: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
+            source = target.product.source(target, given)
             tape.watch(source)
-            prediction = target(source)
-        return tape.gradient(prediction, source, vectors, unconnected_gradients=_ZERO)
+            rows = last_rows(target, given, source)
+        return tape.gradient(rows, source, vectors, unconnected_gradients=_ZERO)
 
-    return _plainly(target, pulled, windows, vectors)
+    beside = target.product.beside(target.facts, len(windows))
+    return _plainly(target, pulled, vectors.reshape(len(vectors), -1), windows, *beside)
+
+
+def last_rows(target: Target, given: Given, source: tf.Tensor) -> tf.Tensor:
+    """The rows that one call may share, the last of them: `(batch, group)`."""
+    facts = target.facts
+    count = None if facts.group == facts.rows else facts.group
+    return target.product.rows(target, given, source, tf.constant(facts.rows - facts.group), count)[1]
 
 
 def jvp(target: Target, windows: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    """Jacobian · directions: two arrays `(batch, *input_shape)` → `(batch, *target_shape)`, by forward accumulation.
+    """Jacobian · directions: `(batch, *input_shape)` and `(batch, *source)` → `(batch, *target_shape)`, by forward
+    accumulation.
 
     That cannot pass the loop of a graph. There uᵀ · Jacobian, which is linear in u, is differentiated by u.
     """
 
-    def accumulated(source: tf.Tensor, directions: tf.Tensor) -> tf.Tensor:
+    def accumulated(windows: tf.Tensor, directions: tf.Tensor) -> tf.Tensor:
+        source = target.start([windows])
         with tf.autodiff.ForwardAccumulator(source, directions) as accumulator:
-            prediction = target(source)
+            prediction = target.at([windows], source)
         return accumulator.jvp(prediction, unconnected_gradients=_ZERO)
 
-    def transposed(source: tf.Tensor, directions: tf.Tensor) -> tf.Tensor:
+    def transposed(windows: tf.Tensor, directions: tf.Tensor) -> tf.Tensor:
+        source = target.start([windows])
         with tf.GradientTape(watch_accessed_variables=False) as outer:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(source)
-                prediction = target(source)
+                prediction = target.at([windows], source)
             vectors = tf.zeros_like(prediction)
             outer.watch(vectors)
             pulled = tape.gradient(prediction, source, vectors, unconnected_gradients=_ZERO)
@@ -82,7 +98,7 @@ class Seen:
     @classmethod
     def of(cls, facts: CallFacts, samples: int) -> Seen:
         """The newest steps; with lags of each output's own, the newest, the oldest and others at random."""
-        last = facts.input_shape[0] - facts.lags
+        last = 0 if facts.max_lag is None else facts.input_shape[0] - facts.lags
         if not facts.by_output_step:
             return cls(facts, (last,) * samples)
         at = facts.output_at
@@ -98,22 +114,26 @@ class Seen:
         return vectors * np.array(kept, vectors.dtype)[..., None]
 
     def directions(self, directions: np.ndarray) -> np.ndarray:
-        """`(batch, *input_shape)`, zero for steps that are not compared."""
+        """`(batch, *source)`, zero for steps that are not compared."""
+        if self.facts.max_lag is None:
+            return directions
         found = np.zeros_like(directions)
         for sample, first in enumerate(self.firsts):
             found[sample, first : first + self.facts.lags] = directions[sample, first : first + self.facts.lags]
         return found
 
     def steps(self, windows: np.ndarray) -> np.ndarray:
-        """`(batch, *input_shape)` → `(batch, kept_size)`, the steps that are compared."""
+        """`(batch, *source)` → `(batch, row_size)`, the steps that are compared."""
+        if self.facts.max_lag is None:
+            return windows.reshape(len(windows), -1)
         lags = self.facts.lags
         cut = [window[first : first + lags].ravel() for window, first in zip(windows, self.firsts, strict=True)]
         return np.stack(cut)
 
     def rows(self, jacobian: np.ndarray) -> np.ndarray:
-        """`(batch, *target_shape, *kept_shape)` → `(batch, target_size, kept_size)`, by the steps that are compared."""
+        """`(batch, *block_shape)` → the last group `(batch, group, row_size)`, by the steps that are compared."""
         facts, lags = self.facts, self.facts.lags
-        rows = jacobian.reshape(len(jacobian), facts.target_size, facts.kept_size)
+        rows = jacobian.reshape(len(jacobian), facts.rows, facts.row_size)[:, -facts.group :]
         if not facts.by_output_step:
             return rows
         by_lag = jacobian.reshape(len(jacobian), len(facts.output_at), -1, lags, facts.kept_size // lags)
@@ -128,9 +148,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Probe:
-    """A random vector's product with the Jacobian of a few windows, by plain reverse mode: kernels must agree with it.
+    """A random vector's product with derivatives of a few windows, by plain reverse mode: kernels must agree with it.
 
-    vectors: `(batch, *target_shape)`. expected: `(batch, *input_shape)`.
+    vectors: `(batch, …)`, a number of each row of the last group: of a Jacobian `(batch, *target_shape)`. Where what
+    becomes of derivatives is not linear, they name one row of each window. expected: `(batch, …)`, as `Seen` has it.
     """
 
     facts: CallFacts
@@ -139,16 +160,21 @@ class Probe:
 
     @classmethod
     def of(cls, target: Target, windows: np.ndarray) -> Probe:
-        facts = target.facts
-        random = np.random.default_rng(0).standard_normal((len(windows), *facts.target_shape)).astype(windows.dtype)
-        vectors = Seen.of(facts, len(windows)).vectors(random)
-        return cls(facts, vectors, vjp(target, windows.reshape(-1, *facts.input_shape), vectors))
+        facts, seen, random = target.facts, Seen.of(target.facts, len(windows)), np.random.default_rng(0)
+        shaped = windows.reshape(-1, *facts.input_shape)
+        if not target.product.is_linear:
+            vectors = np.eye(facts.group, dtype=windows.dtype)[random.integers(facts.group, size=len(windows))]
+            alone = vjp(target, shaped, vectors)[:, None]
+            return cls(facts, vectors, target.product.finished(target, [tf.constant(shaped)], alone).numpy()[:, 0])
+        shape = facts.target_shape if facts.rows_of == "outputs" else (facts.group,)
+        vectors = seen.vectors(random.standard_normal((len(windows), *shape)).astype(windows.dtype))
+        return cls(facts, vectors, seen.steps(vjp(target, shaped, vectors)))
 
-    def error(self, jacobian: np.ndarray) -> float:
-        """Of the Jacobian of these windows, or of the first of them, relative to the largest entry of the product."""
-        count = len(jacobian)
-        seen = Seen.of(self.facts, count)
-        return relative_error(contracted(self.vectors[:count], seen.rows(jacobian)), seen.steps(self.expected[:count]))
+    def error(self, derived: np.ndarray) -> float:
+        """Of the derivatives of these windows, or of the first of them, relative to the product's largest entry."""
+        count = len(derived)
+        found = contracted(self.vectors[:count], Seen.of(self.facts, count).rows(derived))
+        return relative_error(found, self.expected[:count].reshape(count, -1))
 
 
 def require_agreement(kernel: str, error: float) -> None:

@@ -1,0 +1,209 @@
+"""What kernels and plans need to know of a model, what is asked of it, and what comes out: numbers, no model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from .heads import Selection
+from .variables import INPUT_DIMS, LAYER_DIMS, TARGET_DIMS, Dims, Variable, variables_of
+from .walks import ScanFacts, Walk, of_all_lags, of_last_lags
+
+RowsOf = Literal["outputs", "vectors", "directions", "derivatives"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is differentiated by: a window ("input"), or what a layer gives ("layer").
+
+    name: as it was asked for. shape: of one window's, without the batch axis.
+    """
+
+    kind: Literal["input", "layer"]
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallFacts:
+    """What a kernel needs to know of one call of the model.
+
+    input_shape, target_shape: of one window and its target, without the batch axis, as the model has them.
+    source: what it is differentiated by.
+    parameters: number of weights. activations: numbers that a forward pass computes for one window.
+    recurrent: (steps, units) of each recurrent layer.
+    scan: what walking back through a causal recurrent model takes; None for others, and `no_scan` says why.
+    max_lag: derivatives are wanted of lags up to it alone; None: of all.
+    selection: the outputs that they are wanted of, which `target_shape` is the shape of.
+    smooth: the derivative has no jumps, as far as the graph's operations tell (a ReLU's has one).
+    operations: in the graph of the forward pass; an unrolled loop has thousands.
+
+    A product is made of `rows`: the numbers that are differentiated, each of which gives a derivative of `row_shape`.
+    rows_of: the target's own numbers are rows; or their sums, weighted by vectors; or directions, whose derivatives
+    are of the target's shape; or derivatives, which are differentiated once more. group: rows that one call may share.
+    points: how often a window is differentiated, about.
+    """
+
+    input_shape: tuple[int, ...]
+    target_shape: tuple[int, ...]
+    source: Source
+    parameters: int
+    activations: int
+    recurrent: tuple[tuple[int, int], ...]
+    scan: ScanFacts | None
+    no_scan: str
+    max_lag: int | None
+    selection: Selection
+    smooth: bool
+    operations: int
+    dtype: str
+    product: str = "jacobian"
+    rows_of: RowsOf = "outputs"
+    rows: int = 0
+    row_shape: tuple[int, ...] = ()
+    group: int = 0
+    block_shape: tuple[int, ...] = ()
+    points: int = 1
+
+    @property
+    def target_size(self) -> int:
+        """Numbers of output per window."""
+        return math.prod(self.target_shape)
+
+    @property
+    def input_size(self) -> int:
+        """Numbers of a window."""
+        return math.prod(self.input_shape)
+
+    @property
+    def source_size(self) -> int:
+        """Numbers that it is differentiated by, per window."""
+        return self.source.size
+
+    @property
+    def row_size(self) -> int:
+        return math.prod(self.row_shape)
+
+    @property
+    def lags(self) -> int:
+        """Steps of the source that derivatives keep."""
+        steps = self.source.shape[0] if self.source.shape else 1
+        return steps if self.max_lag is None else min(self.max_lag + 1, steps)
+
+    @property
+    def kept_shape(self) -> tuple[int, ...]:
+        """Of one number's derivative by the source, as it is given and stored: the newest lags last."""
+        return self.source.shape if self.max_lag is None else (self.lags, *self.source.shape[1:])
+
+    @property
+    def kept_size(self) -> int:
+        return math.prod(self.kept_shape)
+
+    @property
+    def by_output_step(self) -> bool:
+        """Whether lags count back from each output's own step, not from the window's last one."""
+        every_step = self.scan is not None and self.scan.outputs > 0 and len(self.target_shape) == 2
+        return every_step and self.max_lag is not None and self.rows_of == "outputs"
+
+    @property
+    def output_at(self) -> Sequence[int]:
+        """The window's steps that outputs are of, where the model has one at each: rising."""
+        chosen = self.selection.steps if len(self.target_shape) == 2 else self.selection.channels
+        return range(self.input_shape[0]) if chosen is None else chosen
+
+    def firsts(self, rows: int) -> Iterator[int]:
+        """The first rows of calls of so many each, which do all; a group's last call overlaps the one before."""
+        for begin in range(0, self.rows, self.group):
+            yield from (begin + min(start, self.group - rows) for start in range(0, self.group, rows))
+
+    def walk(self, rows: int) -> Walk:
+        """How a scan walks back for so many rows a call."""
+        steps, features = self.input_shape[0], self.source_size // self.input_shape[0]
+        if self.scan is None:
+            raise ValueError(f"no scan serves this model: {self.no_scan}")
+        along = self.scan.outputs and self.rows_of == "outputs"
+        if not along or (rows < self.target_size and not self.by_output_step):
+            return Walk("whole", steps)
+        at, count = self.output_at, rows // self.scan.outputs
+        if not self.by_output_step:
+            return of_all_lags(self.scan, steps, features, at)
+        before = min(self.lags - 1, at[0] if count == len(at) else steps - count)
+        return of_last_lags(self.scan, self.lags, features, count, before, apart=at[-1] - at[0] >= len(at))
+
+    @property
+    def itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts(CallFacts):
+    """The same with names: input `(lag, feature)` or flat, target `(output_step, output)`; what a plan needs.
+
+    variables: of the store, the product first.
+    """
+
+    length: int
+    features: int
+    output_steps: int
+    outputs: tuple[str, ...]
+    variables: tuple[Variable, ...]
+
+    @property
+    def window_bytes(self) -> int:
+        """Of one window in the store, before compression."""
+        return sum(variable.size for variable in self.variables) * self.itemsize
+
+    @property
+    def target_dims(self) -> Dims:
+        """Of a target in the store, with their sizes."""
+        return tuple(zip(TARGET_DIMS, (self.output_steps, len(self.outputs)), strict=True))
+
+    @property
+    def source_dims(self) -> Dims:
+        """Of a derivative by the source, with their sizes."""
+        if self.source.kind == "input":
+            lags = self.length if self.max_lag is None else self.lags
+            return tuple(zip(INPUT_DIMS, (lags, self.features), strict=True))
+        steps = self.lags if len(self.source.shape) > 1 else 1
+        return tuple(zip(LAYER_DIMS, (steps, self.kept_size // steps), strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> ModelFacts:
+        content = {**_of_earlier_versions(content), **content}
+        lists = {name: tuple(content[name]) for name in ("input_shape", "target_shape", "outputs", *_SHAPES)}
+        lists["recurrent"] = tuple(map(tuple, content["recurrent"]))
+        chosen = {name: None if part is None else tuple(part) for name, part in content["selection"].items()}
+        source = Source(**{**content["source"], "shape": tuple(content["source"]["shape"])})
+        known = {part.name for part in fields(ScanFacts)} == set(content["scan"] or ())
+        scan = ScanFacts(**content["scan"]) if known else None
+        if content["scan"] and not known:
+            content["no_scan"] = _EARLIER
+        parts = {"scan": scan, "selection": Selection(**chosen), "source": source, "variables": variables_of(content)}
+        return cls(**{**content, **lists, **parts})
+
+
+_EARLIER = "a run of an earlier version"
+_SHAPES = ("row_shape", "block_shape")
+
+
+def _of_earlier_versions(content: dict[str, Any]) -> dict[str, Any]:
+    """What runs from before there were products and sources have in common."""
+    shape, target, max_lag = content["input_shape"], content["target_shape"], content.get("max_lag")
+    kept = shape if max_lag is None else [min(max_lag + 1, shape[0]), *shape[1:]]
+    size = math.prod(target)
+    return {
+        **{"scan": None, "no_scan": _EARLIER, "max_lag": None, "selection": {}},
+        "source": {"kind": "input", "name": "input", "shape": shape},
+        **{"rows": size, "group": size, "row_shape": kept, "block_shape": [*target, *kept]},
+    }

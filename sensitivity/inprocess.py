@@ -1,0 +1,270 @@
+"""The same engine in one process, for notebooks: what `api` gives is computed here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+from pydantic import ValidationError
+
+from . import machine, meter
+from .audit import few, require_independent, require_stateless
+from .device import call_budget, has_gpu, kind
+from .engine import Tuned
+from .errors import Refused
+from .facts import CallFacts
+from .findings import refusals
+from .job import SensitivitySection, parse_bytes
+from .kept import Found, Kept, State, kept_with
+from .layers import leaf_layers
+from .machine import available_memory
+from .model import Target, described_call, shaped_call, target_of
+from .plan import MiB, human_bytes, result_bytes
+from .products.product import Arrays, Product
+from .progress import progress
+from .setting import Choice, Setting
+from .tuning import BUILD_BYTES, Room, tune
+
+Beside = Callable[[slice], Arrays]
+Make = Callable[[CallFacts, np.ndarray], tuple[Product, Beside]]
+LONG_SECONDS = 5.0  # work that takes longer shows its progress
+MOST_AT_ONCE = 4096  # windows a call, at most: larger numbers of windows share their kernel
+TIMED_ON = 256
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a product was computed: which kernel and setting, why, with how much memory, and what was lost.
+
+    projected, measured: bytes above what the process had, of the whole call with its trials and its result. The first
+    is said before the windows are run, from what the trials took; the second is None where the system does not tell.
+    reused: the kernel was that of an earlier call. seconds: of it all. beside: other numbers of each window that came
+    with it, `prediction` among them.
+    """
+
+    setting: Setting
+    choice: Choice
+    projected: int
+    measured: int | None
+    windows: int
+    seconds: float
+    reused: bool
+    beside: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        return self.setting.lost
+
+    def __str__(self) -> str:
+        measured = "not known" if self.measured is None else human_bytes(self.measured)
+        lines = [
+            f"kernel    {self.setting}",
+            f"chosen    {self.choice.why}" + (", by an earlier call" if self.reused else ""),
+            f"memory    {human_bytes(self.projected)} projected, {measured} measured",
+            f"time      {self.windows:,} windows in {self.seconds:.3g} s",
+            *(f"lost      {what}" for what in self.lost),
+            *(f"trial     {trial}" for trial in self.choice.trials),
+        ]
+        return "\n".join(lines)
+
+
+def computed(
+    make: Make,
+    model: keras.Model,
+    windows: Any,
+    memory: str | int | None,
+    asked: Mapping[str, Any],
+    *,
+    report: bool = False,
+) -> np.ndarray | tuple[np.ndarray, Report]:
+    """A product of windows, by a kernel that is kept with the model; see `api`.
+
+    make: the product, from what is known of the model and the windows, and what its calls take beside them, by window.
+    """
+    wanted = _wanted(**asked)
+    started = time.perf_counter()
+    given, baseline = _given_bytes(memory), machine.resident_memory()
+    with machine.span() as peak:
+        source = _source(windows, _dtype(model))
+        store = kept_with(model)
+        target, beside = _target(make, model, source, wanted, store)
+        product = target.product
+        copied = 0 if isinstance(windows, np.ndarray) and np.may_share_memory(source, windows) else source.nbytes
+        budget = _Budget(given, baseline, copied, _result_bytes(target.facts, len(source)), product.name)
+        key = (source.shape[1:], str(source.dtype), wanted, product, target.facts.rows)
+        reused = _reused(store.kernels.get(key, {}), source, wanted, budget) if len(source) else None
+        state = State.of(model, source)
+        if reused is not None and not store.is_right(key, reused[1], source, state):
+            store.forget()
+            reused, (target, beside) = None, _target(make, model, source, wanted, store)
+        choice, engine = reused or _timed(store.kernels.setdefault(key, {}), wanted, target, budget, source)
+        store.proved[key] = state.after(store.proved.get(key))
+        engine.limit_to(budget.limit)
+        searched = (peak() or baseline) - baseline
+        ready = machine.resident_memory() - meter.reusable() - baseline
+        needed = ready + (0 if has_gpu() else engine.call_bytes) + _result_bytes(target.facts, len(source))
+        projected = int(1.1 * max(searched, needed)) + 16 * MiB
+        result, others = _run(engine, product, source, beside, everything=report)
+        highest = peak()
+    if not report:
+        return result
+    measured = None if highest is None else highest - baseline
+    seconds = time.perf_counter() - started
+    return result, Report(engine.setting, choice, projected, measured, len(source), seconds, reused is not None, others)
+
+
+def _wanted(**given: Any) -> SensitivitySection:
+    try:
+        return SensitivitySection(**given)
+    except ValidationError as error:
+        raise refusals(error, given, SensitivitySection, "") from None
+
+
+def _source(windows: Any, dtype: str) -> np.ndarray:
+    source = np.asarray(windows, dtype)
+    if source.ndim < 2:
+        raise Refused(
+            "windows",
+            given=f"an array of shape {source.shape}",
+            allowed="(batch, lag, feature), or any shape that begins with the batch",
+            remedy="add a batch axis: windows[None]",
+        )
+    return source
+
+
+def _target(
+    make: Make, model: keras.Model, source: np.ndarray, wanted: SensitivitySection, store: Kept
+) -> tuple[Target, Beside]:
+    plain = _described(model, source, wanted, store)
+    product, beside = make(plain, source)
+    return target_of(model, shaped_call(plain, product), wanted.of, product), beside
+
+
+def _described(model: keras.Model, source: np.ndarray, wanted: SensitivitySection, store: Kept) -> CallFacts:
+    """What is known of the model before any product; the first time it is proved to have derivatives of each window."""
+    of, wrt, dtype = wanted.of, wanted.wrt, str(source.dtype)
+    key = (source.shape[1:], of, wrt, *wanted.selection.values(), dtype)
+    facts = store.facts.get(key)
+    if facts is None:
+        require_stateless(model)
+        facts = described_call(model, source.shape[1:], of=of, wrt=wrt, dtype=dtype, **wanted.selection)
+        if len(source):
+            require_independent(target_of(model, facts, of), few(source))
+            store.facts[key] = facts
+    return facts
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """Bytes above the baseline, and what of them a copy of the windows and the result, the `product`, take."""
+
+    bytes: int
+    baseline: int
+    copied: int
+    result: int
+    product: str
+
+    @property
+    def compiler(self) -> int:
+        return min(BUILD_BYTES, max(0, self.bytes - 2 * BUILD_BYTES))
+
+    @property
+    def limit(self) -> int | None:
+        """The process's most resident bytes, where what compiles is counted in and it is the host that computes."""
+        return self.baseline + self.bytes if self.compiler and not has_gpu() else None
+
+    def room(self, compiler: int) -> Room:
+        """What is left for a call beside the result, the windows' copy and the compiler."""
+        left = self.bytes - self.result - self.copied - compiler
+        if left <= 0:
+            parts = {f"the {self.product}": self.result, "a copy of the windows": self.copied, "compiling": compiler}
+            raise Refused(
+                "memory",
+                given=human_bytes(self.bytes),
+                allowed=f"more than {human_bytes(self.bytes - left)}, taken beside any call: "
+                + ", ".join(f"{human_bytes(size)} for {what}" for what, size in parts.items() if size),
+                remedy="give more memory or fewer windows at a time, or run a job, which keeps results on disk",
+            )
+        limit = None if self.limit is None else self.limit - self.result  # which is not there yet
+        return Room(min(left, call_budget(left)), limit, has_gpu(), kind(machine.cores()))
+
+
+def _result_bytes(facts: CallFacts, windows: int) -> int:
+    return windows * result_bytes(facts)
+
+
+def _reused(
+    kept: dict[int, Found], source: np.ndarray, wanted: SensitivitySection, budget: _Budget
+) -> tuple[Choice, Tuned] | None:
+    """A kernel of an earlier call, if one serves."""
+    most, room = _most_at_once(len(source), wanted), budget.room(0)
+    found = next((there for there in kept.values() if there.serves(len(source), most, room)), None)
+    return None if found is None else (found.choice, found.engine)
+
+
+def _timed(
+    kept: dict[int, Found], wanted: SensitivitySection, target: Target, budget: _Budget, source: np.ndarray
+) -> tuple[Choice, Tuned]:
+    """The fastest kernel, by trials on these windows; kept for later calls."""
+    if not len(source):
+        setting = Setting("batch_jacobian", 1)
+        return Choice(setting, "rule", 0), Tuned(target, setting)
+    most, room = _most_at_once(len(source), wanted), budget.room(budget.compiler)
+    some = np.ascontiguousarray(source[np.linspace(0, len(source) - 1, min(TIMED_ON, len(source))).astype(int)])
+    choice, engine = tune(wanted, target, some, room, most, len(source), key="memory")
+    kept[most] = Found(choice, engine, len(source), most, room.call)
+    return choice, engine
+
+
+def _most_at_once(windows: int, wanted: SensitivitySection) -> int:
+    """Windows a call at most: rounded up by an eighth at most, so that other numbers of windows share the kernel."""
+    if wanted.windows_per_call != "auto":
+        return min(wanted.windows_per_call, windows)
+    unit = max(1, 1 << max(0, windows.bit_length() - 4))
+    return min(MOST_AT_ONCE, -(-windows // unit) * unit)
+
+
+def _run(
+    engine: Tuned, product: Product, source: np.ndarray, beside: Beside, *, everything: bool
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The product of all windows, and everything else that comes with it; what will take longer than `LONG_SECONDS`, as
+    its first call tells, shows its progress.
+    """
+    facts, started = engine.target.facts, time.time()
+    empty = product.arranged(np.empty((0, *facts.block_shape), facts.dtype))
+    values = {product.name: np.empty((len(source), *empty.shape[1:]), facts.dtype)}
+    advance = None
+    with ExitStack() as shown:
+        for done, found in product.computed(engine, lambda part: (source[part], *beside(part)), len(source)):
+            for name, array in found.items():
+                if name != product.name and not everything:
+                    continue
+                if name not in values:
+                    values[name] = np.empty((len(source), *array.shape[1:]), array.dtype)
+                values[name][done] = array
+            if advance is not None:
+                advance(done.stop - done.start, started)
+            elif (time.time() - started) * (len(source) / done.stop - 1) > LONG_SECONDS:
+                advance = shown.enter_context(progress(len(source), 0))
+                advance(done.stop, started)
+    return values.pop(product.name), values
+
+
+def _given_bytes(memory: str | int | None) -> int:
+    if memory is None:
+        return available_memory() // 2
+    if isinstance(memory, str):
+        return parse_bytes(memory)
+    if memory <= 0:
+        raise Refused("memory", given=memory, allowed="a positive number of bytes", remedy='write it as "2GB", say')
+    return int(memory)
+
+
+def _dtype(model: keras.Model) -> str:
+    dtypes = {str(layer.dtype_policy.variable_dtype) for layer in leaf_layers(model)}
+    return "float64" if "float64" in dtypes else "float32"

@@ -1,0 +1,34 @@
+"""∂ target / ∂ source, whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import tensorflow as tf
+
+from ..facts import CallFacts
+from ..variables import OF_INPUT, Dims, Variable
+from .product import Given, Product, by_outputs, outputs
+
+if TYPE_CHECKING:
+    from ..model import Target
+
+
+@dataclass(frozen=True)
+class Jacobian(Product):
+    name: ClassVar[str] = "jacobian"
+    long_name: ClassVar[str] = "derivative of the output with respect to what a layer gives"
+
+    def shaped(self, facts: CallFacts) -> CallFacts:
+        return by_outputs(facts, self.name, facts.kept_shape)
+
+    def variables(self, target: Dims, source: Dims) -> tuple[Variable, ...]:
+        by_input = source[0][0] == "lag"
+        return (Variable(self.name, (*target, *source), OF_INPUT if by_input else self.long_name),)
+
+    def rows(
+        self, target: Target, given: Given, source: tf.Tensor, first: tf.Tensor, count: int | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        prediction = target.at(given, source)
+        return prediction, outputs(target, prediction, first, count)

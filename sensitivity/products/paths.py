@@ -1,0 +1,114 @@
+"""Averages of a Jacobian over points near a window: what products that look beyond the window itself have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import Refused
+from ..facts import CallFacts
+from ..variables import Dims, Variable
+from .jacobian import Jacobian
+from .product import Arrays, Fetch
+
+if TYPE_CHECKING:
+    from ..engine import Tuned
+
+
+@dataclass(frozen=True)
+class Points:
+    """The points share·x + shift of a window x, and the weights of their Jacobians in a sum.
+
+    shares, weights: `(point)`. shifts: `(point, *input_shape)`, or of one point for all. baselines: the same, which
+    Jacobians are multiplied by the window's difference to; None: they are not.
+    """
+
+    shares: np.ndarray
+    shifts: np.ndarray
+    weights: np.ndarray
+    baselines: np.ndarray | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.shares)
+
+    def of(self, windows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """`(n, *input_shape)`: of each window the point of that number."""
+        shares = self.shares[numbers].reshape(-1, *(1,) * (windows.ndim - 1))
+        return (shares * windows + _at(self.shifts, numbers)).astype(windows.dtype)
+
+    def weighted(self, blocks: np.ndarray, windows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Jacobians `(n, *target, *input_shape)` of such points, as the sum takes them."""
+        factors = self.weights[numbers].reshape(-1, *(1,) * (windows.ndim - 1))
+        if self.baselines is not None:
+            factors = factors * (windows - _at(self.baselines, numbers))
+        between = (1,) * (blocks.ndim - windows.ndim)
+        return blocks * factors.reshape(len(factors), *between, *factors.shape[1:]).astype(blocks.dtype)
+
+    def and_window(self) -> Points:
+        """With the window itself at the end, of no weight, for its prediction."""
+        none = np.zeros_like(self.shifts[:1])
+        baselines = None if self.baselines is None else np.concatenate([self.baselines, none])
+        return Points(
+            np.append(self.shares, 1.0), np.concatenate([self.shifts, none]), np.append(self.weights, 0.0), baselines
+        )
+
+
+def _at(of_points: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    return of_points if len(of_points) == 1 else of_points[numbers]
+
+
+def summed(engine: Tuned, given: Arrays, points: Points) -> tuple[np.ndarray, np.ndarray]:
+    """The sums of weighted Jacobians `(n, *target, *input_shape)` of n windows, and predictions
+    `(n, point, *target)`. All points of all windows go through in calls of the engine's size.
+    """
+    windows, count = given[0], points.count
+    facts = engine.target.facts
+    total = np.zeros((len(windows), *facts.block_shape), facts.dtype)
+    predictions = np.empty((len(windows) * count, *facts.target_shape), facts.dtype)
+
+    def fetch(part: slice) -> Arrays:
+        which, numbers = np.divmod(np.arange(part.start, part.stop), count)
+        return points.of(windows[which], numbers), *(beside[which] for beside in given[1:])
+
+    for part, (prediction, block) in engine.calls(fetch, len(windows) * count):
+        which, numbers = np.divmod(np.arange(part.start, part.stop), count)
+        predictions[part] = prediction
+        starts = np.flatnonzero(np.diff(which, prepend=-1))
+        total[which[starts]] += np.add.reduceat(points.weighted(block, windows[which], numbers), starts, axis=0)
+    return total, predictions.reshape(len(windows), count, *facts.target_shape)
+
+
+@dataclass(frozen=True)
+class OfInput(Jacobian):
+    """A product by the input alone, and of all its lags."""
+
+    def shaped(self, facts: CallFacts) -> CallFacts:
+        if facts.source.kind != "input":
+            raise Refused(
+                "sensitivity.wrt",
+                given=f'"{facts.source.name}" for {self.name}',
+                allowed='"input": other sources have no baselines and no neighbours',
+                remedy="leave it out, or ask for the jacobian",
+            )
+        if facts.max_lag is not None:
+            raise Refused(
+                "sensitivity.max_lag",
+                given=f"{facts.max_lag} for {self.name}",
+                allowed="all lags: what is left out would be missing in the sum",
+                remedy="leave it out",
+            )
+        return super().shaped(facts)
+
+    def variables(self, target: Dims, source: Dims) -> tuple[Variable, ...]:
+        return (Variable(self.name, (*target, *source), self.long_name),)
+
+
+def in_parts(fetch: Fetch, count: int, size: int) -> Iterator[tuple[slice, Arrays]]:
+    """`count` windows, so many at a time."""
+    for start in range(0, count, size):
+        part = slice(start, min(start + size, count))
+        yield part, fetch(part)

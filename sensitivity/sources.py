@@ -1,0 +1,132 @@
+"""What a model is differentiated by, beside its input: what an inner layer gives."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from .errors import Refused
+from .facts import Source
+from .layers import calls_wrapped, function_of, keras, leaf_layers
+
+INPUT = "input"
+
+
+def source_named(model: keras.Model, wrt: str, zeros: tf.Tensor) -> Source:
+    """What `wrt` means for a model that takes windows such as `zeros`. Raises `Refused`."""
+    if wrt == INPUT:
+        return Source("input", wrt, tuple(zeros.shape[1:]))
+    layer = layer_named(model, wrt, "sensitivity.wrt", also=f'"{INPUT}"')
+    found: list[Any] = []
+
+    def wrap(layer: keras.Layer, call: Any) -> Any:
+        def seen(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            found.append(result)
+            return result
+
+        return seen
+
+    with calls_wrapped([layer], wrap):
+        tf.function(lambda: model(zeros), autograph=False).get_concrete_function()
+    _require_one_tensor(wrt, found)
+    return Source("layer", wrt, tuple(found[0].shape[1:]))
+
+
+def _require_one_tensor(wrt: str, found: list[Any]) -> None:
+    """Refuse a layer whose output is not one tensor of floating-point numbers of each window."""
+    given = None
+    if len(found) != 1:
+        given = f"layer {wrt!r}, which is called {len(found)} times"
+    elif not isinstance(found[0], tf.Tensor):
+        given = f"layer {wrt!r}, which gives {len(keras.tree.flatten(found[0]))} tensors"
+    elif not found[0].dtype.is_floating:
+        given = f"layer {wrt!r}, which gives {found[0].dtype.name}"
+    elif None in found[0].shape[1:] or len(found[0].shape) < 2:
+        given = f"layer {wrt!r}, which gives {tuple(found[0].shape)}"
+    if given:
+        raise Refused(
+            "sensitivity.wrt",
+            given=given,
+            allowed="layers that are called once, and give one tensor (batch, …) of floating-point numbers",
+            remedy="name another layer",
+        )
+
+
+def layer_named(model: keras.Model, name: str, key: str, *, also: str) -> keras.Layer:
+    """The one layer of that name, of the model or of models within. Raises `Refused` in the name of `key`."""
+    layers = [layer for layer in model._flatten_layers(include_self=False) if layer.name == name]
+    if len(layers) == 1:
+        return layers[0]
+    inner = ", ".join(dict.fromkeys(layer.name for layer in leaf_layers(model)))
+    raise Refused(
+        key,
+        given=f"{name!r}" + (f", which {len(layers)} layers are called" if layers else ""),
+        allowed=f"{also}, or the name of a layer: {inner}",
+        remedy="name one of these" if not layers else "give each layer a name of its own",
+    )
+
+
+@contextlib.contextmanager
+def moved(model: keras.Model, source: Source, by: tf.Tensor) -> Iterator[None]:
+    """Within, the source's layer gives `by` (batch, *source.shape) more than it does."""
+
+    def wrap(layer: keras.Layer, call: Any) -> Any:
+        def with_more(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            return result + tf.cast(by, result.dtype)
+
+        return with_more
+
+    with calls_wrapped([layer_named(model, source.name, "sensitivity.wrt", also="")], wrap):
+        yield
+
+
+def with_output(model: keras.Model, of: str) -> keras.Model:
+    """The model itself, or as far as its inner layer `of`: one that gives what that layer gives. Raises `Refused`."""
+    names = list(getattr(model, "output_names", None) or [])
+    if of == "output" or of in names or not isinstance(model, keras.Model):
+        return model
+    if of not in [layer.name for layer in model._flatten_layers(include_self=False)]:
+        return model  # the name of an output of a subclassed model, or of none: `heads` tells
+    layer = layer_named(model, of, "sensitivity.of", also='"output"')
+    function = function_of(model)
+    if function is not None and any(operation is layer for operation in function.operations) and _is_called_once(layer):
+        return keras.Model(function.inputs, {of: layer.output}, name=model.name)
+    return _UpTo(model, layer)
+
+
+def _is_called_once(layer: keras.Layer) -> bool:
+    return len(layer._inbound_nodes) == 1
+
+
+class _UpTo(keras.Model):
+    """A model that gives what one of its inner layers gives, wherever that is called from."""
+
+    def __init__(self, model: keras.Model, layer: keras.Layer) -> None:
+        super().__init__(name=model.name)
+        self._model, self._layer = model, layer
+
+    def call(self, windows: Any) -> dict[str, Any]:
+        found: list[Any] = []
+
+        def wrap(layer: keras.Layer, call: Any) -> Any:
+            def kept(*args: Any, **kwargs: Any) -> Any:
+                found.append(call(*args, **kwargs))
+                return found[-1]
+
+            return kept
+
+        with calls_wrapped([self._layer], wrap):
+            self._model(windows)
+        if len(found) != 1:
+            raise Refused(
+                "sensitivity.of",
+                given=f"layer {self._layer.name!r}, which is called {len(found)} times",
+                allowed="layers that are called once",
+                remedy="name another layer",
+            )
+        return {self._layer.name: found[0]}
