@@ -68,8 +68,9 @@ def families(wanted: SensitivitySection, facts: CallFacts, *, gpu: bool = False)
 
 
 def compiles_long(setting: Setting, facts: CallFacts) -> bool:
-    """Whether XLA takes minutes rather than seconds: over an unrolled loop. A scan has loops of its own."""
-    return setting.xla and setting.kernel != "scan" and facts.operations > MANY_OPERATIONS
+    """Whether XLA takes long: over an unrolled loop, or over a loop's gradient's gradient. A scan has its own loops."""
+    twice = bool(facts.recurrent) and facts.rows_of in ("directions", "derivatives")
+    return setting.xla and setting.kernel != "scan" and (twice or facts.operations > MANY_OPERATIONS)
 
 
 def _kernels(wanted: SensitivitySection, facts: CallFacts) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from .errors import Refused
-from .layers import keras
+from .layers import keras, leaf_layers
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,13 @@ def heads(model: keras.Model, result: Any, of: str) -> dict[str, Any]:
     raise Refused(
         "sensitivity.of",
         given=f"{of!r}",
-        allowed=f'"output" (all of {", ".join(names)}), or one of these',
+        allowed=f'"output" (all of {", ".join(names)}), one of these, or an inner layer ({_inner(model)})',
         remedy="set sensitivity.of to one of these",
     )
+
+
+def _inner(model: keras.Model) -> str:
+    return ", ".join(dict.fromkeys(layer.name for layer in leaf_layers(model)))
 
 
 def joined(heads: dict[str, tf.Tensor]) -> tf.Tensor:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ..facts import CallFacts
 from ..variables import Dims, Variable
-from .product import Given, Product
+from .product import Given, Product, require_all_lags
 
 if TYPE_CHECKING:
     from ..model import Target
@@ -24,6 +24,7 @@ class Hessian(Product):
     long_name: ClassVar[str] = "second derivative of the output with respect to the source"
 
     def shaped(self, facts: CallFacts) -> CallFacts:
+        require_all_lags(self.name, facts)
         size, shape = facts.source_size, facts.source.shape
         return replace(
             facts,

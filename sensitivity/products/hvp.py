@@ -16,7 +16,7 @@ from ..facts import CallFacts
 from ..variables import Dims, Variable
 from .hessian import gradient_of_one
 from .jvp import directions_asked, repeated
-from .product import Arrays, Given, Product, some
+from .product import Arrays, Given, Product, require_all_lags, some
 from .vjp import contracted
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Hvp(Product):
         return cls(*directions_asked(wanted, facts, record))
 
     def shaped(self, facts: CallFacts) -> CallFacts:
+        require_all_lags(self.name, facts)
         count, shape = len(self.directions), facts.source.shape
         return replace(
             facts,

@@ -17,7 +17,7 @@ from ..errors import Refused
 from ..facts import CallFacts
 from ..record import read_array, require_shape
 from ..variables import Dims, Variable
-from .product import Arrays, Given, Product, some
+from .product import Arrays, Given, Product, require_all_lags, some
 from .vjp import contracted
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Jvp(Product):
         return cls(*directions_asked(wanted, facts, record))
 
     def shaped(self, facts: CallFacts) -> CallFacts:
+        require_all_lags(self.name, facts)
         count, shape = len(self.directions), facts.target_shape
         block = (count, *shape)
         return replace(

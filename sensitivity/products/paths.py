@@ -12,7 +12,7 @@ from ..errors import Refused
 from ..facts import CallFacts
 from ..variables import Dims, Variable
 from .jacobian import Jacobian
-from .product import Arrays, Fetch
+from .product import Arrays, Fetch, require_all_lags
 
 if TYPE_CHECKING:
     from ..engine import Tuned
@@ -94,13 +94,7 @@ class OfInput(Jacobian):
                 allowed='"input": other sources have no baselines and no neighbours',
                 remedy="leave it out, or ask for the jacobian",
             )
-        if facts.max_lag is not None:
-            raise Refused(
-                "sensitivity.max_lag",
-                given=f"{facts.max_lag} for {self.name}",
-                allowed="all lags: what is left out would be missing in the sum",
-                remedy="leave it out",
-            )
+        require_all_lags(self.name, facts)
         return super().shaped(facts)
 
     def variables(self, target: Dims, source: Dims) -> tuple[Variable, ...]:

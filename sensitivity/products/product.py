@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import tensorflow as tf
 
+from ..errors import Refused
 from ..facts import CallFacts
 from ..variables import Dims, Variable
 
@@ -130,6 +131,17 @@ def some(vectors: tf.Tensor, first: tf.Tensor, count: int | None) -> tf.Tensor:
 def newest(block: tf.Tensor, facts: CallFacts) -> tf.Tensor:
     """`(batch, rows, *source)` → the same of the lags that are wanted: the newest, which are last"""
     return block if facts.max_lag is None else block[:, :, -facts.lags :]
+
+
+def require_all_lags(product: str, facts: CallFacts) -> None:
+    """Refuse a `max_lag` where all lags belong together."""
+    if facts.max_lag is not None:
+        raise Refused(
+            "sensitivity.max_lag",
+            given=f"{facts.max_lag} for {product}",
+            allowed="jacobian, vjp and gradient_norm, of which lags may be left out",
+            remedy="leave it out",
+        )
 
 
 def by_outputs(facts: CallFacts, product: str, row_shape: tuple[int, ...], **more: Any) -> CallFacts:

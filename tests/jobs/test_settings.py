@@ -44,17 +44,17 @@ def no_tuning(*_: object, **__: object) -> None:
 
 
 def test_a_run_that_runs_out_of_memory_three_times_finishes_with_the_tapes_numbers(write_job, monkeypatch):
-    compute = Tuned._all_outputs
+    compute = Tuned._all_rows
 
-    def limited(self, windows):
-        if len(windows) > 3:
+    def limited(self, given):
+        if len(given[0]) > 3:
             raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
-        return compute(self, windows)
+        return compute(self, given)
 
     knobs = {"kernel": "batch_jacobian", "windows_per_call": 24, "experimental_use_pfor": False}
     prepared = prepare(Job.load(write_job(run={"shard_windows": 30}, sensitivity=knobs)), CLUSTER)
     run = prepared.open_or_create()
-    monkeypatch.setattr(Tuned, "_all_outputs", limited)
+    monkeypatch.setattr(Tuned, "_all_rows", limited)
     summary = run_job(Job.load(run.place.path.parent / "job.toml"), How(serial=True))
     assert summary.complete
     assert difference(run, 60) < 1e-5

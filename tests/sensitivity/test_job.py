@@ -51,7 +51,7 @@ def test_defaults_and_paths_relative_to_the_job_file():
         ),
         ({"sensitivity": {"kernel": "scam"}}, "sensitivity.kernel", '"gradient"'),
         ({"sensitivity": {"product": "curl"}}, "sensitivity.product", '"jacobian", "vjp"'),
-        ({"sensitivity": {"vectors": ["sum"]}}, "sensitivity.vectors", 'with vjp alone'),
+        ({"sensitivity": {"vectors": ["sum"]}}, "sensitivity.vectors", "with vjp alone"),
         ({"sensitivity": {"product": "vjp", "vectors": "v.csv"}}, "sensitivity.vectors", ".npy"),
         ({"sensitivity": {"product": "hvp", "directions": 3}}, "sensitivity.directions", "a list of features"),
         ({"sensitivity": {"windows_per_call": 0}}, "sensitivity.windows_per_call", "1 or more"),

@@ -7,9 +7,9 @@ import tensorflow as tf
 from keras import layers
 
 from sensitivity.errors import Refused
+from sensitivity.facts import ModelFacts
 from sensitivity.job import ModelSection, WindowsSection
 from sensitivity.loading import cast, fingerprint, load_file, load_model
-from sensitivity.facts import ModelFacts
 from sensitivity.model import Target, describe, describe_call
 from tests.conftest import sequential
 

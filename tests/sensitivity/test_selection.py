@@ -12,10 +12,10 @@ from sensitivity import walks
 from sensitivity.audit import audit
 from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
+from sensitivity.facts import ModelFacts
 from sensitivity.heads import Selection, select
 from sensitivity.job import SensitivitySection
 from sensitivity.kernels import KERNELS, why_not
-from sensitivity.facts import ModelFacts
 from sensitivity.model import Target, describe, describe_call
 from sensitivity.plan import call_memory
 from sensitivity.probes import Seen, contracted, vjp

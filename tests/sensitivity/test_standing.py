@@ -213,7 +213,7 @@ def test_pages_on_an_object_store(run, s3):
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 10), st.integers(1, 5), st.data())
 def test_chunks_are_known_by_shard(windows, chunk, chunks_a_shard, steps, data):
     layout = Layout(windows, min(windows, chunk * chunks_a_shard), min(windows, chunk), 1)
-    run = Run(FakePlace([]), {"model": {"output_steps": steps}})
+    run = Run(FakePlace([]), {"model": {"output_steps": steps, "outputs": ["a"], "length": 3, "features": 2}})
     run.__dict__["layout"] = layout
     every = [key for shard in layout.shards() for key in chunk_keys(run, shard)]
     gone = data.draw(st.sampled_from(every))

@@ -14,10 +14,10 @@ from keras import layers
 from sensitivity import candidates, choices, meter, tuning
 from sensitivity.engine import Tuned, compile_kernel
 from sensitivity.errors import Refused
+from sensitivity.facts import CallFacts, Source
 from sensitivity.folders import Folder
 from sensitivity.heads import Selection
 from sensitivity.job import SensitivitySection
-from sensitivity.facts import CallFacts, Source
 from sensitivity.model import Target, describe_call
 from sensitivity.plan import call_memory
 from sensitivity.products.jacobian import Jacobian
@@ -361,7 +361,9 @@ def test_a_window_too_large_is_split_over_its_outputs():
 
 def test_the_rule_takes_the_first_family_that_fits():
     """Pfor over all inputs takes as much whatever the outputs of a call: a loop is what saves memory."""
-    large = changed(input_shape=(24, 4), source=Source("input", "input", (24, 4)), target_shape=(100,), activations=100_000)
+    large = changed(
+        input_shape=(24, 4), source=Source("input", "input", (24, 4)), target_shape=(100,), activations=100_000
+    )
     pfor = call_memory(large, Setting("forward", 1))
     setting = candidates.choose(AUTO, large, pfor // 10, 64)
     assert not setting.experimental_use_pfor
