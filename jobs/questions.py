@@ -98,7 +98,7 @@ def query(run: str, statistic: str, scheduler: str, form: str | None, output: Pa
     active-subspace   directions along which the output moves most
     trend             over the years, of a statistic (--of)
 
-    J is the derivative of an output by an input at a lag, or what else RUN computed: attributions, second derivatives, …
+    J is the derivative of an output by an input at a lag, or what else RUN computed: attributions, say.
     Then lags, features and outputs are the dims that play their part: source steps, units or parameters, vectors.
     """
     from sensitivity import query as queries
@@ -143,7 +143,6 @@ def top(run: str, scheduler: str, form: str | None, output: Path | None, **asked
     JSON, NetCDF and Zarr have each window's input and Jacobian, too.
     """
     from sensitivity import query as queries
-
     from sensitivity.query.roles import roles_of
 
     from .export import export_top, require_writable, shows_windows

@@ -278,5 +278,6 @@ def _joined(variable: xr.Variable, roles: Roles) -> xr.Variable:
         if len(there) == 1:
             variable = xr.Variable([role if dim in there else dim for dim in variable.dims], variable.data)
         elif there:
-            variable = variable.stack({role: there})
+            order = [role if dim == there[0] else dim for dim in variable.dims if dim not in there[1:]]
+            variable = variable.stack({role: there}).transpose(*order)
     return variable

@@ -177,7 +177,7 @@ def test_selections_go_by_the_part_that_a_dim_plays():
 def test_predictions_group_windows_of_products_with_other_targets():
     dataset = produced("vjp").isel(output=0, output_step=0)
     low = dataset["prediction"].values <= 3
-    found = query.mean(dataset, by="prediction:3").compute()
+    found = query.mean(dataset, by={"prediction": [3.0]}).compute()
     values = dataset["vjp"].values.astype(float)
     np.testing.assert_allclose(found["mean"][0], np.nanmean(values[low], 0), rtol=1e-9)
 
@@ -218,6 +218,7 @@ def test_bad_requests_say_what_the_product_has():
         roles_of(xr.Dataset(attrs={"product": "laplacian"}))
 
 
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
 def test_a_store_is_opened_with_all_that_it_has_along_time(tmp_path):
     whole = produced("hessian").drop_vars(["committed", "input_std_2"])
     whole["steps"] = ("time", np.arange(TIMES))
