@@ -21,6 +21,7 @@ from ..errors import Refused
 from .sums import CELL
 
 JACOBIAN = "jacobian"
+CALLED = "called"  # attribute of labels: of what they are, where it is not of what they stand for
 INPUT = ("lag", "feature")
 SOURCES = (INPUT, ("source_step", "unit"), ("parameter",))
 STDS = {"feature": "input_std", "feature_2": "input_std_2"}
@@ -157,7 +158,7 @@ def as_jacobian(dataset: xr.Dataset) -> xr.Dataset:
     whole = whole.drop_vars([name for name in (*CELL, *roles.dims, *STDS.values()) if name in whole.variables])
     whole = whole.assign({JACOBIAN: (("time", *CELL), _reshaped(made.data, bool(roles.own[0]), sizes))})
     if "prediction" in dataset:
-        whole = whole.assign(prediction=_aside(dataset["prediction"].variable))
+        whole = whole.assign(prediction=_aside(dataset["prediction"].variable, roles))
     scale = scale_of(dataset)
     if scale is not None:
         frame = xr.DataArray(np.ones(shape[3]), dims=roles.own[3])
@@ -194,8 +195,10 @@ def _block(block: np.ndarray, stepped: bool, sizes: list[int]) -> np.ndarray:
     return block.reshape(len(block), block.shape[1] if stepped else 1, *sizes)
 
 
-def _aside(prediction: xr.Variable) -> xr.Variable:
-    """Conditions may ask for it; its targets may be others than those of the product."""
+def _aside(prediction: xr.Variable, roles: Roles) -> xr.Variable:
+    """With dims of its own, for conditions to ask for, where its targets are others than those of the product."""
+    if roles.own[:2] == (CELL[:1], CELL[1:2]):
+        return _widened(prediction, [dim for dim in CELL[:2] if dim not in prediction.dims])
     return xr.Variable([ASIDE.get(str(dim), dim) for dim in prediction.dims], prediction.data, prediction.attrs)
 
 
@@ -204,15 +207,17 @@ def _together(roles: Roles, role: str, sizes: Sequence[int]) -> xr.Variable:
     dims = roles.of(role)
     if len(dims) == 1:
         label = roles.labels[dims[0]].variable if dims[0] in roles.labels.coords else np.arange(sizes[0])
-        return xr.Variable(role, np.atleast_1d(getattr(label, "values", label)), getattr(label, "attrs", None))
+        attrs = dict(getattr(label, "attrs", {})) | ({} if dims == (role,) else {CALLED: dims[0].replace("_", " ")})
+        return xr.Variable(role, np.atleast_1d(getattr(label, "values", label)), attrs)
     if not dims:
-        return xr.Variable(role, np.array([roles.product.replace("_", " ")], object) if role == "feature" else [0])
+        label = np.array([roles.product.replace("_", " ")], object) if role == "feature" else np.zeros(1, int)
+        return xr.Variable(role, label, {CALLED: ""})
     known = roles.labels.coords
     several = [
         np.atleast_1d(known[dim].values if dim in known else np.arange(n)) for dim, n in zip(dims, sizes, strict=True)
     ]
     texts = [_text(dims, labels) for labels in product(*(one.tolist() for one in several))]
-    return xr.Variable(role, np.array(texts, object))
+    return xr.Variable(role, np.array(texts, object), {CALLED: f"{dims[0]} pair"})
 
 
 def _text(dims: Sequence[str], labels: Sequence[Any]) -> str:
@@ -278,6 +283,9 @@ def _joined(variable: xr.Variable, roles: Roles) -> xr.Variable:
         if len(there) == 1:
             variable = xr.Variable([role if dim in there else dim for dim in variable.dims], variable.data)
         elif there:
-            order = [role if dim == there[0] else dim for dim in variable.dims if dim not in there[1:]]
-            variable = variable.stack({role: there}).transpose(*order)
+            front = variable.dims[: variable.dims.index(there[0])]
+            back = [dim for dim in variable.dims if dim not in (*front, *there)]
+            moved = variable.transpose(*front, *there, *back)
+            sizes = [*(moved.sizes[dim] for dim in front), -1, *(moved.sizes[dim] for dim in back)]
+            variable = xr.Variable((*front, role, *back), moved.data.reshape(sizes))
     return variable
