@@ -101,7 +101,7 @@ def _series(state: State) -> Iterator[tuple[str, str]]:
     yield "Windows", f"{layout.windows:,} of {run.windows.length:,} steps, stride {run.windows.stride:,}"
     if section.scaling:
         kept = f"undone by the chain rule: {state.terms.nouns} are per unit of the series"
-        yield "Scaling", kept if state.scaled else "inputs are scaled as the model takes them"
+        yield "Scaling", kept if state.scaled else "the model takes scaled inputs"
     steps = f", {layout.chunk_steps:,} output steps" if run.content["model"]["output_steps"] > 1 else ""
     yield "Layout", f"shards of {layout.shard_windows:,} windows, chunks of {layout.chunk_windows:,} windows{steps}"
 

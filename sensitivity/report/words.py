@@ -302,8 +302,8 @@ def of_band(found: xr.Dataset) -> str:
     own = terms_of(found)
     where = f"{named(one['feature'].item())} at {own.lag} {one['lag'].item()}"
     return (
-        f"Panels of |{own.letter}| by {own.lag} for the {own.item}s that matter most. The middle half of windows is widest for "
-        f"{where}: from {low} to {high}; nine tenths lie between {wide[0]} and {wide[1]}."
+        f"Panels of |{own.letter}| by {own.lag} for the {own.item}s that matter most. The middle half of windows is "
+        f"widest for {where}: from {low} to {high}; nine tenths lie between {wide[0]} and {wide[1]}."
     )
 
 
