@@ -33,7 +33,7 @@ class Shown:
     caption: str
 
 
-_SCALED = "{Nouns} are multiplied by the input's standard deviation, so that features can be compared."
+_SCALED = "{Nouns} are multiplied by {std}, so that features can be compared."
 SHOWN = (
     Shown(
         "importance", "Importance", ("importance",), words.of_importance, "Mean |{letter}| over windows{lags}. {scaled}"
@@ -129,11 +129,12 @@ def _said(one: Shown, answers: Answers) -> Shown:
         else f"The {own.nouns} of one window. Orange: positive; blue: negative."
     )
     newest = "Lag 0 is the window's newest step, on the right." if lag == "lag" else "The last step is on the right."
+    std = own.scaling.replace(" × ", "").replace("std", "standard deviation")
     named = {
         **{"letter": own.letter, "noun": own.noun, "nouns": own.nouns, "Nouns": nouns, "item": own.item},
         **{"scaling": own.scaling if answers.scaled else "", "lags": f" and {lag}s" if lag else ""},
         **{"newest": f", the newest {lag} below" if lag else "", "right": newest, "window": window},
-        **{"left_of_zero": f"Left of zero: {raises}.", "scaled": _SCALED.format(Nouns=nouns) * answers.scaled},
+        **{"left_of_zero": f"Left of zero: {raises}.", "scaled": _SCALED.format(Nouns=nouns, std=std) * answers.scaled},
     }
     return replace(one, title=one.title.format(**named), caption=one.caption.format(**named).strip())
 

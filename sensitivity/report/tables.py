@@ -186,7 +186,8 @@ def _profile(state: State, answers: Answers) -> Table:
         ""
         if len(some) * len(order) == whole
         else (
-            f"{len(some):,} of {lags:,} {own.lag}s and {len(order):,} of {values.sizes['feature']:,} {own.item}s. All of them:"
+            f"{len(some):,} of {lags:,} {own.lag}s and {len(order):,} of {values.sizes['feature']:,} {own.item}s. "
+            "All of them:"
         )
     )
     title, caption = f"{own.lag.capitalize()} profile", _said(_PROFILE, answers)
