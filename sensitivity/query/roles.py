@@ -108,9 +108,8 @@ def roles_of(dataset: xr.Dataset) -> Roles:
     if "dims" in dataset.attrs:
         names = set(dataset.attrs["dims"].split())
     else:
-        main = dataset[name] if name in dataset else None
-        chosen = [] if main is None else [key for key, label in main.coords.items() if not label.dims]
-        names = set() if main is None else {*main.dims, *chosen}
+        known = dataset.variables if name in dataset else {}
+        names = {*known[name].dims, *(key for key in dataset.coords if not known[key].dims)} if known else set()
     own = own_dims(PRODUCTS[name], {str(one) for one in names})
     dims = [dim for several in own for dim in several if dim in dataset.coords]
     return Roles(name, own, xr.Dataset(coords={dim: dataset[dim].variable for dim in dims}))
@@ -220,10 +219,15 @@ def _together(roles: Roles, role: str, sizes: Sequence[int]) -> xr.Variable:
     return xr.Variable(role, np.array(texts, object), {CALLED: f"{dims[0]} pair"})
 
 
+def in_words(dim: str) -> str:
+    """`lag_2`: second lag."""
+    return ("second " * dim.endswith("_2") + dim.removesuffix("_2")).replace("_", " ")
+
+
 def _text(dims: Sequence[str], labels: Sequence[Any]) -> str:
-    """`rain × heat, lag_2 3`"""
+    """`rain × heat, second lag 3`"""
     named = " × ".join(str(label) for label in labels if not isinstance(label, int))
-    counted = [f"{dim} {label}" for dim, label in zip(dims, labels, strict=True) if isinstance(label, int)]
+    counted = [f"{in_words(dim)} {label}" for dim, label in zip(dims, labels, strict=True) if isinstance(label, int)]
     return ", ".join([*([named] if named else []), *counted])
 
 

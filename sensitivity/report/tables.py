@@ -11,7 +11,7 @@ import xarray as xr
 from ..plots import influence
 from ..plots.look import targets
 from ..plots.terms import Terms, target_words
-from ..query.roles import roles_of
+from ..query.roles import in_words, roles_of
 from ..survey import Survey
 from . import measures, words
 from .answers import LEVEL, Answers
@@ -242,7 +242,7 @@ def _moments(state: State, answers: Answers) -> Table:
         *site,
         f"|{own.letter}|" + "\u00a0×\u00a0std" * answers.scaled,
         f"{own.letter} there",
-        *(dim.replace("_", " ").capitalize() for dim in dims),
+        *(in_words(dim).capitalize() for dim in dims),
     )
     return Table(
         "moments",

@@ -11,7 +11,7 @@ from ..plots import influence
 from ..plots.lags import PANELS
 from ..plots.look import most, newest_last, of_one_target, scaled, targets, total
 from ..plots.terms import Terms, target_words, terms_of
-from ..query.roles import CALLED, roles_of
+from ..query.roles import CALLED, in_words, roles_of
 from ..query.rows import text_of
 from ..query.sums import TARGET
 from . import measures
@@ -206,7 +206,8 @@ def _where(one: Feature, own: Terms) -> str:
 def _signs_alone(answers: Answers, found: list[Feature]) -> Iterator[str]:
     """Where a sign does not say what a rise does."""
     own = answers.terms
-    for one in found[:3]:
+    told = found[:3] if roles_of(answers["importance"]).of("feature") else []
+    for one in told:
         if np.isfinite(one.positive) and one.importance > 0:
             shares = f"positive in {percent(one.positive)} of all cases and negative in {percent(one.negative)}"
             where = _where(one, own)
@@ -261,7 +262,7 @@ def _place(moment: xr.Dataset, own: Terms) -> str:
     if own.plain:
         return f"by {named(moment['at_feature'].item())} at lag {moment['at_lag'].item()} "
     dims = [dim for dim in roles_of(moment).dims if dim not in TARGET]
-    labels = [f"{dim.replace('_', ' ')} {named(moment[f'at_{dim}'].item())}" for dim in dims]
+    labels = [f"{in_words(dim)} {named(moment[f'at_{dim}'].item())}" for dim in dims]
     return f"at {listed(labels)} " if labels else ""
 
 

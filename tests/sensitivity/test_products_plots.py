@@ -60,7 +60,11 @@ def test_each_picture_that_applies_is_drawn_and_no_other(product, by):
         ),
         ("smooth_gradients", "input", ["Smoothed derivatives of", "mean |smoothed ∂output/∂input| × input's std"]),
         ("jacobian", "layer", ["by source step", "mean |∂output/∂unit|\n(units of the output per unit of the unit)"]),
-        ("hessian", "input", ["Second derivatives", "× both inputs' std\n(units of the output)", "rain × heat, lag_2"]),
+        (
+            "hessian",
+            "input",
+            ["Second derivatives", "× both inputs' std\n(units of the output)", "rain × heat, second lag"],
+        ),
         ("vjp", "input", ["Vector-Jacobian products of the vectors", "mean over 2 vectors", "× the vector's"]),
         (
             "hvp",

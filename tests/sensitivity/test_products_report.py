@@ -83,7 +83,7 @@ def test_the_first_finding_is_the_largest_importance(product, by):
     flat = mean.stack(all=mean.dims)
     best = flat.isel(all=int(np.argmax(flat.values)))
     for dim in mean.dims:
-        assert str(best[dim].item()) in said[0]
+        assert str(best[dim].item()) in said[0], dim
     assert percent(float(best / flat.sum())) in said[0]
     assert ("The newest" in " ".join(said)) == ("lag" in DIMS[product, by])
     assert ("A rise of" in " ".join(said)) == (product in ("jacobian", "smooth_gradients", "vjp"))
