@@ -86,7 +86,10 @@ def _plain(found: xr.Dataset) -> xr.Dataset:
 
 def _ranked(found: xr.Dataset, *, nested: bool) -> Rows:
     """One row a window: its time and site, score, where its peak is, its prediction if it has one."""
-    columns = ["rank", "time", "site", "score", "peak", "at_feature", "at_lag", "at_output", "at_output_step"]
+    from sensitivity.query.roles import main_of, roles_of
+
+    where = [f"at_{dim}" for dim in reversed(roles_of(found).dims)]
+    columns = ["rank", "time", "site", "score", "peak", *where]
     listed: Rows = []
     for i in range(found.sizes["rank"]):
         window = found.isel(rank=i)
@@ -94,7 +97,7 @@ def _ranked(found: xr.Dataset, *, nested: bool) -> Rows:
         if "prediction" in window and window["prediction"].size == 1:
             row["prediction"] = float(window["prediction"].values.reshape(-1)[0])
         if nested:
-            row |= {name: _tree(window[name]) for name in ("prediction", "input", "jacobian") if name in window}
+            row |= {name: _tree(window[name]) for name in ("prediction", "input", main_of(found)) if name in window}
         listed.append(row)
     return listed
 

@@ -98,7 +98,8 @@ def query(run: str, statistic: str, scheduler: str, form: str | None, output: Pa
     active-subspace   directions along which the output moves most
     trend             over the years, of a statistic (--of)
 
-    J is the derivative of an output by an input at a lag.
+    J is the derivative of an output by an input at a lag, or what else RUN computed: attributions, say.
+    Then lags, features and outputs are the dims that play their part: source steps, units or parameters, vectors.
     """
     from sensitivity import query as queries
     from sensitivity.errors import Refused
@@ -142,6 +143,7 @@ def top(run: str, scheduler: str, form: str | None, output: Path | None, **asked
     JSON, NetCDF and Zarr have each window's input and Jacobian, too.
     """
     from sensitivity import query as queries
+    from sensitivity.query.roles import roles_of
 
     from .export import export_top, require_writable, shows_windows
     from .query_on import on
@@ -151,7 +153,7 @@ def top(run: str, scheduler: str, form: str | None, output: Path | None, **asked
     with damage_refused(run), on(scheduler):
         dataset, _ = opened(run, asked.pop("sites"), asked.pop("columns"))
         found = queries.top(
-            queries.with_inputs(dataset) if shows_windows(form, output) else dataset,
+            queries.with_inputs(dataset) if shows_windows(form, output) and roles_of(dataset).by_input else dataset,
             asked["count"],
             by=asked["score"],
             separation=int(separation) if separation and separation.isdecimal() else separation,

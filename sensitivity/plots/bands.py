@@ -28,7 +28,8 @@ def _pooled(sums: xr.Dataset, name: str, over: Sequence[str], at: Sequence[float
         values[place] = _quantiles(counts[place], tops[place], np.array(at), sums.attrs["dtype"], sized)
     coords: dict[Any, Any] = {dim: sums[dim] for dim in kept if dim in sums.coords}
     found = xr.DataArray(values, dims=(*kept, "at"), coords=coords | {"at": np.array(at)})
-    return xr.Dataset({"count": sums["count"], name: found}, coords={"input_std": sums["input_std"]})
+    known = {key: sums[key] for key in ("input_std",) if key in sums.coords}
+    return xr.Dataset({"count": sums["count"], name: found}, coords=known)
 
 
 def _quantiles(counts: np.ndarray, tops: np.ndarray, at: np.ndarray, dtype: str, sized: bool) -> np.ndarray:

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from . import look
+from .terms import heading, terms_of
 
 ROWS = 25
 BLUE, GREY = look.COLOURS[0], "#999999"
@@ -30,12 +31,12 @@ def draw_importance(found: xr.Dataset, figure: Figure, top: int | None = None) -
     _beside(axes, found, texts)
     axes.set_xlabel("importance: " + look.size_label(found).replace("\n", " "))
     said = "bars' ends: interval" if "importance_low" in found and look.of_one_target(found) else ""
-    title = f"What {look.output(found)} depends on"
+    own = terms_of(found)
     look.title(
         figure,
-        title,
+        heading(found, "importance", output=look.output(found)),
         look.windows(found),
-        "mean over lags",
+        f"mean over {own.lag}s" if own.lag else "",
         look.averaged(found),
         others.replace("not drawn", "together"),
         said,
@@ -88,8 +89,8 @@ def draw_distribution(found: xr.Dataset, figure: Figure, top: int | None = None)
     axes.axvline(0, color="#666666", linewidth=0.8, zorder=0)
     look.name_rows(axes, look.names(values))
     axes.legend(fontsize="small", bbox_to_anchor=(1.01, 1), loc="upper left")
-    axes.set_xlabel(look.size_label(found, "∂output/∂input").replace("\n", " "))
-    title = f"How derivatives of {look.output(found)} are distributed over windows and lags"
+    axes.set_xlabel(look.size_label(found, "{}").replace("\n", " "))
+    title = heading(found, "distribution", output=look.output(found))
     look.title(figure, title, look.windows(found), _together(found), others)
 
 

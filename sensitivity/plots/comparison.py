@@ -12,7 +12,9 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..query.roles import CALLED
 from . import look
+from .terms import heading, terms_of
 
 ROWS = 20
 
@@ -24,7 +26,8 @@ def side_by_side(both: Sequence[xr.Dataset], names: Sequence[str] | None = None)
     """
     parts = [_comparable(found) for found in both]
     features = list(dict.fromkeys(name for part in parts for name in part["feature"].values.tolist()))
-    lags = sorted({lag for part in parts for lag in part["lag"].values.tolist()}, reverse=True)
+    falling = CALLED not in both[0]["lag"].attrs
+    lags = sorted({lag for part in parts for lag in part["lag"].values.tolist()}, reverse=falling)
     labels: dict[str, Any] = {"lag": ("lag", lags, both[0]["lag"].attrs), "feature": np.array(features, object)}
     made: dict[str, Any] = {
         "importance": (("run", "feature"), _stacked([part["importance"] for part in parts], labels)),
@@ -34,6 +37,8 @@ def side_by_side(both: Sequence[xr.Dataset], names: Sequence[str] | None = None)
     units = {found.attrs.get("units") for found in both}
     named = {"units": units.pop()} if len(units) == 1 and None not in units else {}
     attrs = {"windows": [found.attrs.get("windows", 0) for found in both], **named}
+    if "roles" in both[0].attrs:
+        attrs |= {"roles": both[0].attrs["roles"], "scaled": look.is_scaled(both[0])}
     return xr.Dataset(made, coords=labels | {"run": list(names or _names(*both))}, attrs=attrs)
 
 
@@ -81,7 +86,7 @@ def draw_comparison(found: xr.Dataset, figure: Figure, top: int | None = None) -
         f"{look.plain(name)}: {int(count):,} of {total:,} windows"
         for name, count, total in zip(found["run"].values, found["windows"].values, found.attrs["windows"], strict=True)
     ]
-    look.title(figure, f"{first} and {second}: what the output depends on", *counts, others, gaps)
+    look.title(figure, heading(found, "comparison", pair=f"{first} and {second}"), *counts, others, gaps)
 
 
 def _draw_bars(axes: Axes, found: xr.Dataset) -> None:
@@ -92,7 +97,7 @@ def _draw_bars(axes: Axes, found: xr.Dataset) -> None:
         axes.barh(rows + shift, sizes, height=0.38, color=look.COLOURS[i], edgecolor="white", hatch=hatch, label=name)
     axes.set_xlim(0, None if np.nansum(found["importance"]) > 0 else 1)
     axes.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
-    axes.set_xlabel(look.size_label(found, "importance: mean |∂output/∂input|"))
+    axes.set_xlabel(look.size_label(found, "importance: mean |{}|"))
     axes.spines["left"].set_visible(False)
 
 
@@ -101,8 +106,8 @@ def _draw_difference(axes: Axes, found: xr.Dataset) -> None:
     gap = (values.isel(run=1) - values.isel(run=0)).transpose("feature", "lag")
     high = look.largest(gap.values)
     extent = (*look.span(gap["lag"].values), len(gap) - 0.5, -0.5)
-    label = look.size_label(found, "difference of mean |∂output/∂input|")
+    label = look.size_label(found, "difference of mean |{}|")
     look.heat(axes, gap.values, extent, label, cmap=look.SIGNED, vmin=-high, vmax=high)
     look.dress_lags(axes.xaxis, gap["lag"])
     first, second = (look.plain(name) for name in found["run"].values)
-    axes.set_title(f"{second} − {first}, by lag", loc="left")
+    axes.set_title(f"{second} − {first},{terms_of(found).by_lag}".rstrip(","), loc="left")

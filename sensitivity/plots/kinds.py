@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 
 from ..errors import Refused
 from ..job import parse_bytes
-from ..query import ask_together, select, statistic
-from ..query.ask import MEMORY, question
+from ..query import select, statistic
+from ..query.ask import MEMORY, answers, put, question
 from ..query.conditions import By
 from ..query.opening import LABEL_BLOCK
+from ..query.roles import roles_of
 from ..query.statistics import Statistic
 from ..query.sums import CELL
 from . import bands, bars, comparison, lags, times, window
@@ -51,6 +52,7 @@ class Kind:
 
     statistics: whose variables it draws, of windows grouped `by` what that returns for a dataset. variables: those it
     cannot do without. grouped: the result has one dimension of groups. intervals: drawn where there are some.
+    lagged: only of products that have lags, or steps of a layer.
     """
 
     statistics: tuple[str | Statistic, ...]
@@ -59,16 +61,17 @@ class Kind:
     by: Grouped | None = None
     grouped: bool = False
     intervals: bool = False
+    lagged: bool = False
 
 
 KINDS: dict[str, Kind] = {
-    "lag-profile": Kind(("mean-abs",), ("mean_abs",), lags.draw_profile, intervals=True),
-    "lag-band": Kind(("mean-abs", bands.sizes), ("mean_abs", "size_quantile"), lags.draw_band),
-    "heatmap": Kind(("mean-abs",), ("mean_abs",), lags.draw_heatmap),
+    "lag-profile": Kind(("mean-abs",), ("mean_abs",), lags.draw_profile, intervals=True, lagged=True),
+    "lag-band": Kind(("mean-abs", bands.sizes), ("mean_abs", "size_quantile"), lags.draw_band, lagged=True),
+    "heatmap": Kind(("mean-abs",), ("mean_abs",), lags.draw_heatmap, lagged=True),
     "time-lag": Kind(("mean-abs",), ("mean_abs",), times.draw_times, by=_by_time, grouped=True),
     "month-lag": Kind(("mean-abs",), ("mean_abs",), lags.draw_months, by=_by_month, grouped=True),
     "importance": Kind(("importance",), ("importance",), bars.draw_importance, intervals=True),
-    "step-lag": Kind(("mean-abs",), ("mean_abs",), lags.draw_steps),
+    "step-lag": Kind(("mean-abs",), ("mean_abs",), lags.draw_steps, lagged=True),
     "window": Kind((), ("jacobian",), window.draw_window),
     "distribution": Kind((bands.spread,), ("pooled_quantile",), bars.draw_distribution),
     "comparison": Kind(("mean-abs", "importance"), ("importance", "influence"), comparison.draw_comparison),
@@ -132,7 +135,15 @@ def _require(dataset: xr.Dataset, name: str, against: xr.Dataset | None) -> None
     kind_of(name)
     if name == "comparison" and against is None:
         raise Refused("against", given="nothing", allowed="a second dataset", remedy="say what to compare with")
-    if name == "step-lag" and dataset.sizes.get("output_step", 1) < 2:
+    roles = roles_of(dataset)
+    if KINDS[name].lagged and not roles.of("lag"):
+        allowed = ", ".join(one for one, kind in KINDS.items() if not kind.lagged)
+        raise Refused("kind", given=f"{name} of {roles}", allowed=allowed, remedy="draw one of these")
+    if name == "comparison" and against is not None and roles_of(against) != roles:
+        raise Refused(
+            "against", given=f"{roles_of(against)}, beside {roles}", allowed="the same product", remedy="compare like"
+        )
+    if name == "step-lag" and (not roles.of("output_step") or dataset.sizes.get("output_step", 1) < 2):
         raise Refused(
             "kind", given="step-lag of one output step", allowed="a model with several", remedy="draw lag-profile"
         )
@@ -157,10 +168,10 @@ def _asked(dataset: xr.Dataset | None, each: Sequence[Asked]) -> list[dict[str, 
         named = {_name(one): one for member in members for one in KINDS[member].statistics}
         groups = None if by is None else by(dataset, asking)
         questions.append({"names": list(named.values()), "by": groups, **asking})
-    answers = zip(each, ask_together(dataset, questions), strict=True)
+    found_by = answers(dataset, [put(dataset, **one) for one in questions])
     return [
         {member: _merged(dataset, [found[_name(one)] for one in KINDS[member].statistics]) for member in members}
-        for (members, _, _), found in answers
+        for (members, _, _), found in zip(each, found_by, strict=True)
     ]
 
 

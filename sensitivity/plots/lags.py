@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from ..query.sums import CELL
 from . import look
 from .bands import BAND
+from .terms import heading
 
 PANELS, LINES = 6, 10
 ROWS = 30
@@ -37,7 +38,7 @@ def draw_profile(found: xr.Dataset, figure: Figure, top: int | None = None) -> N
     axes.set_ylabel(look.size_label(found))
     axes.legend(fontsize="small", bbox_to_anchor=(1.01, 1), loc="upper left", title="largest first", alignment="left")
     said = "" if interval is None else "bands: interval of the mean"
-    _title(figure, f"How far back {look.output(found)} listens", found, others, said)
+    _title(figure, "profile", found, others, said)
 
 
 def _interval(found: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray] | None:
@@ -53,7 +54,8 @@ def _from_zero(axes: Axes, values: np.ndarray) -> None:
     axes.set_ylim(0, None if np.nanmax(np.nan_to_num(values), initial=0) > 0 else 1)
 
 
-def _title(figure: Figure, what: str, found: xr.Dataset, *more: str) -> None:
+def _title(figure: Figure, kind: str, found: xr.Dataset, *more: str, **named: str) -> None:
+    what = heading(found, kind, output=look.output(found), **named)
     look.title(figure, what, look.windows(found), look.averaged(found), *more)
 
 
@@ -76,10 +78,10 @@ def draw_band(found: xr.Dataset, figure: Figure, top: int | None = None) -> None
         axes.tick_params(axis="x", labelbottom=True)
     panels[0].invert_xaxis()
     _from_zero(panels[0], quantile.values)
-    figure.supxlabel(f"lag ({values['lag'].attrs.get('long_name', 'steps back')})", fontsize=9)
-    figure.supylabel(look.size_label(found, "|∂output/∂input|"), fontsize=9, multialignment="center")
+    figure.supxlabel(look.lag_label(values["lag"]), fontsize=9)
+    figure.supylabel(look.size_label(found, "|{}|"), fontsize=9, multialignment="center")
     said = "line: mean; dark: the middle half of windows; light: 5–95 %"
-    _title(figure, f"How much {look.output(found)} listens, and how much that varies", found, said, others)
+    _title(figure, "band", found, said, others)
 
 
 def _panel(axes: Axes, mean: xr.DataArray, quantile: xr.DataArray) -> None:
@@ -98,7 +100,7 @@ def draw_heatmap(found: xr.Dataset, figure: Figure, top: int | None = None) -> N
     values = values.isel(feature=order).transpose("feature", "lag")
     figure.set_size_inches(look.WIDTH, max(look.HEIGHT, 1.5 + 0.2 * len(order)))
     _rows(figure, found, values, look.names(values))
-    _title(figure, f"What {look.output(found)} listens to, and how far back", found, others, look.holes(values.values))
+    _title(figure, "heatmap", found, others, look.holes(values.values))
 
 
 def _rows(figure: Figure, found: xr.Dataset, values: xr.DataArray, labels: list[str] | None) -> Axes:
@@ -122,7 +124,7 @@ def draw_steps(found: xr.Dataset, figure: Figure, top: int | None = None) -> Non
         axes.yaxis.set_major_formatter(lambda place, _: str(steps[int(place)]) if 0 <= place < len(steps) else "")
     axes.set_ylabel("output step")
     parts = [look.windows(found), look.of_features(found), look.averaged(found.isel(output_step=[0]))]
-    look.title(figure, f"How far back each step of {look.output(found)} listens", *parts, look.holes(values.values))
+    look.title(figure, heading(found, "steps", output=look.output(found)), *parts, look.holes(values.values))
 
 
 def draw_months(found: xr.Dataset, figure: Figure, top: int | None = None) -> None:
@@ -131,5 +133,4 @@ def draw_months(found: xr.Dataset, figure: Figure, top: int | None = None) -> No
     values = look.total(look.influence(found)).transpose(group, "lag")
     labels = [calendar.month_abbr[row] if group == "month" else look.plain(row) for row in values[group].values]
     _rows(figure, found, values, labels).set_ylabel("" if group in ("month", "season") else look.plain(group))
-    what = f"How far back {look.output(found)} listens, by {look.plain(group)}"
-    _title(figure, what, found, look.of_features(found), look.holes(values.values))
+    _title(figure, "groups", found, look.of_features(found), look.holes(values.values), group=look.plain(group))

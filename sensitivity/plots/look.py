@@ -18,7 +18,9 @@ from matplotlib.image import AxesImage
 from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from ..query.roles import CALLED
 from ..query.sums import CELL, TARGET
+from .terms import target_words, terms_of
 
 # Okabe & Ito (2008), without their yellow, which white paper swallows: told apart with any colour vision. Marks and
 # line styles tell lines apart in grey; there is one mark more than colours, so that the two do not repeat together.
@@ -86,7 +88,8 @@ def influence(found: xr.Dataset) -> xr.DataArray:
 
 
 def newest_last(values: xr.DataArray) -> xr.DataArray:
-    return values.sortby("lag", ascending=False) if "lag" in values.dims else values
+    """Lags fall, steps rise."""
+    return values.sortby("lag", ascending=CALLED in values["lag"].attrs) if "lag" in values.dims else values
 
 
 def targets(found: xr.Dataset) -> list[str]:
@@ -106,7 +109,8 @@ def most(values: xr.DataArray, top: int) -> tuple[np.ndarray, str]:
         return order, ""
     whole = weight.sum()
     share = f", {100 * (1 - weight[order].sum() / whole):.0f} % of the sum" if whole > 0 else ""
-    return order, f"{len(order)} of {len(weight)} features; not drawn: {rest} other{'s' * (rest > 1)}{share}"
+    what = values["feature"].attrs.get(CALLED) or "feature"
+    return order, f"{len(order)} of {len(weight)} {what}s; not drawn: {rest} other{'s' * (rest > 1)}{share}"
 
 
 # ---- words -------------------------------------------------------------------------------------------
@@ -115,7 +119,7 @@ def most(values: xr.DataArray, top: int) -> tuple[np.ndarray, str]:
 def output(found: xr.Dataset) -> str:
     """The output that is meant, in a sentence."""
     if "output" not in found.coords or found.sizes.get("output", 1) > 1:
-        return "the outputs" if found.sizes.get("output", 1) > 1 else "the output"
+        return f"the {target_words(found, 'output')}" if found.sizes.get("output", 1) > 1 else "the output"
     name = plain(np.atleast_1d(found["output"].values)[0])
     return "the output" if name == "output" else name
 
@@ -124,10 +128,18 @@ def units(found: xr.Dataset) -> str:
     return plain(found.attrs.get("units", "units of the output"))
 
 
-def size_label(found: xr.Dataset, what: str = "mean |∂output/∂input|") -> str:
-    std = " × input's std" if {"input_std", "importance"} & {*found.variables} else ""
-    unit = units(found) if std else f"{units(found)} per unit of the input"
-    return f"{what}{std}\n({unit})"
+def size_label(found: xr.Dataset, what: str = "mean |{}|") -> str:
+    """Of an axis: what it shows of an entry, and in which unit."""
+    own = terms_of(found)
+    std = is_scaled(found)
+    unit = f"{units(found)}{own.left if std else own.per}"
+    return f"{what.format(own.symbol)}{own.times if std else ''}\n({unit})"
+
+
+def is_scaled(found: xr.Dataset) -> bool:
+    """Whether it is drawn in units of the output, or could be."""
+    of_std = bool({"input_std", "importance"} & {*found.variables})
+    return found.attrs.get("scaled", of_std if terms_of(found).plain else "input_std" in found.variables)
 
 
 def windows(found: xr.Dataset) -> str:
@@ -141,7 +153,7 @@ def windows(found: xr.Dataset) -> str:
 def averaged(found: xr.Dataset) -> str:
     """Over what values are averaged that are drawn as one."""
     parts = [
-        f"{found.sizes[dim]} {dim.replace('_', ' ')}s" for dim in TARGET if dim in found.dims and found.sizes[dim] > 1
+        f"{found.sizes[dim]} {target_words(found, dim)}" for dim in TARGET if dim in found.dims and found.sizes[dim] > 1
     ]
     return f"mean over {' and '.join(parts)}" if parts else ""
 
@@ -149,7 +161,7 @@ def averaged(found: xr.Dataset) -> str:
 def of_features(found: xr.Dataset) -> str:
     """What a picture shows that has one value for all features."""
     if found.sizes.get("feature", 1) > 1:
-        return f"sum over {found.sizes['feature']} features"
+        return f"sum over {found.sizes['feature']} {terms_of(found).item}s"
     return plain(np.atleast_1d(found["feature"].values)[0], 60) if "feature" in found.coords else ""
 
 
@@ -193,7 +205,14 @@ def dress_lags(axis: Axis, lags: xr.DataArray, label: bool = True) -> None:
     if not _consecutive(values):
         axis.set_major_formatter(FuncFormatter(lambda place, _: _lag_at(values[::-1], place)))
     if label:
-        axis.set_label_text(f"lag ({lags.attrs.get('long_name', 'steps back')})")
+        axis.set_label_text(lag_label(lags))
+
+
+def lag_label(lags: xr.DataArray) -> str:
+    """What stands along an axis of lags, or of what plays their part."""
+    called = lags.attrs.get(CALLED, "lag")
+    known = lags.attrs.get("long_name", "" if CALLED in lags.attrs else "steps back")
+    return f"{called} ({known})" if known else called
 
 
 def _lag_at(lags: np.ndarray, place: float) -> str:

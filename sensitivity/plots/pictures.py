@@ -10,6 +10,7 @@ import dask
 import xarray as xr
 from matplotlib.figure import Figure
 
+from ..query.roles import gathered, main_of
 from . import look
 from .kinds import KINDS, kind_of, require_drawable, wanted
 
@@ -26,6 +27,7 @@ class Picture(Figure):
 
 def draw(found: xr.Dataset, kind: str, *, top: int | None = None) -> Picture:
     """The picture of what `wanted` named, computed; nothing is read. top: how many features, at most, are drawn."""
+    found = gathered(found)
     require_drawable(found, kind)
     with look.style():
         picture = Picture(figsize=(look.WIDTH, look.HEIGHT), layout="constrained")
@@ -48,12 +50,14 @@ def show(source: xr.Dataset, kind: str | None = None, *, top: int | None = None,
     source: a run's dataset, read in one pass with what `wanted` takes (how), or what `query` returned, lazy or not.
     kind: one of `KINDS`; left out, the first that source can be drawn as. top: features drawn, at most.
     """
-    if "jacobian" in source and "time" in source["jacobian"].dims:
+    main = main_of(source)
+    if main in source and "time" in source[main].dims:
         kind = kind or "lag-profile"
         return draw(dask.compute(wanted(source, [kind], **how))[0][kind], kind, top=top)
     if how:
         raise TypeError(f"a statistic is drawn as it is; {', '.join(how)} must be said when it is asked for")
-    return draw(source.compute(), kind or _first(source), top=top)
+    whole = gathered(source.compute())
+    return draw(whole, kind or _first(whole), top=top)
 
 
 def _first(found: xr.Dataset) -> str:

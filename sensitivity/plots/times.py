@@ -14,6 +14,7 @@ from ..errors import Refused
 from ..query.conditions import Grouping
 from ..query.inputs import time_blocks
 from . import look
+from .terms import heading
 
 BINS = 800
 DAY = 86_400
@@ -75,7 +76,7 @@ def _grouping(dataset: xr.Dataset, name: str, numbers: da.Array, first: int, wid
 def draw_times(found: xr.Dataset, figure: Figure, top: int | None = None) -> None:
     """found: `mean_abs` `(time, output_step, output, lag, feature)` by `time_bins`; the sum over features."""
     along = "time" if "time" in found.dims else "window"
-    values = look.total(look.influence(found)).transpose("lag", along).sortby("lag", ascending=False)
+    values = look.total(look.influence(found)).transpose("lag", along)
     starts = values[along].values
     edges = _edges(starts)
     newest_below = look.span(values["lag"].values)[::-1]
@@ -85,7 +86,8 @@ def draw_times(found: xr.Dataset, figure: Figure, top: int | None = None) -> Non
     look.dress_lags(axes.yaxis, values["lag"])
     _dress_time(axes, values[along])
     parts = [look.windows(found), look.of_features(found), look.averaged(found), _each(starts), cut]
-    look.title(figure, f"How far back {look.output(found)} listens, over time", *parts, look.holes(values.values))
+    what = heading(found, "times", output=look.output(found))
+    look.title(figure, what, *parts, look.holes(values.values))
 
 
 def _edges(starts: np.ndarray) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from ..query import select, with_inputs
 from ..query.conditions import holding
 from ..query.passes import canonical
 from . import look
+from .terms import terms_of
 
 ROWS = 6
 
@@ -35,6 +36,7 @@ def story(dataset: xr.Dataset, *, time: Any = None, where: str | None = None, **
     made = {name: (one.dims, _lazy(told, name, one.shape, one.dtype)) for name, one in shape.variables.items()}
     kept = {dim: shape[dim].variable for dim in shape.dims if dim in shape.coords}
     facts = {"windows": dataset.sizes["time"], "chosen": "largest" if time is None else "time"}
+    facts |= {key: value for key, value in whole.attrs.items() if key == "roles"}
     return xr.Dataset(made | kept).assign_coords(_std(whole)).assign_attrs(facts | _units(dataset))
 
 
@@ -139,6 +141,7 @@ def draw_window(found: xr.Dataset, figure: Figure, top: int | None = None) -> No
         grid[0, 1].set_title(_derivative(found), loc="left")
     if path is not None:
         _draw_outputs(figure, grid[-1], path, target["output_step"])
+        grid[-1][0].set_title(f"prediction (dotted: the step that the {terms_of(found).nouns} are of)", loc="left")
     _title(found, figure, target, others)
 
 
@@ -177,7 +180,7 @@ def _share_lags(grid: np.ndarray, lags: xr.DataArray) -> None:
 
 def _outputs(found: xr.Dataset) -> xr.DataArray | None:
     """The prediction by output step, where there are several."""
-    if "prediction" not in found or found.sizes["output_step"] < 2:
+    if "prediction" not in found or "output_step" not in found["prediction"].dims or found.sizes["output_step"] < 2:
         return None
     return found["prediction"].transpose("output_step", "output")
 
@@ -190,7 +193,6 @@ def _draw_outputs(figure: Figure, panels: np.ndarray, path: xr.DataArray, chosen
     for i in range(min(path.sizes["output"], len(look.COLOURS))):
         axes.plot(steps, path[:, i], label=look.plain(path["output"].values[i]), **look.line(i, len(steps)))
     axes.axvline(steps[chosen], color="#999999", linestyle=":")
-    axes.set_title("prediction (dotted: the step that the derivatives are of)", loc="left")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("output step")
     if path.sizes["output"] > 1:
@@ -201,8 +203,11 @@ def _title(found: xr.Dataset, figure: Figure, target: dict[str, int], others: st
     one = found.isel(target)
     site = f", {look.plain(found['site'].item())}" if "site" in found else ""
     step = f"output step {one['output_step'].item()}" if found.sizes["output_step"] > 1 else ""
-    answer = f"{look.output(one)}: {float(one['prediction']):.4g} {_unit(found)}".strip() if "prediction" in one else ""
-    how = f"largest |J| × std of {found.attrs['windows']:,} windows" if found.attrs.get("chosen") == "largest" else ""
+    told = "prediction" in one and not one["prediction"].ndim
+    answer = f"{look.output(one)}: {float(one['prediction']):.4g} {_unit(found)}".strip() if told else ""
+    own = terms_of(found)
+    largest = f"largest |{own.letter}|{' × std' if own.plain or look.is_scaled(found) else ''}"
+    how = f"{largest} of {found.attrs['windows']:,} windows" if found.attrs.get("chosen") == "largest" else ""
     look.title(figure, f"The window that ends at {_time(found)}{site}", answer, step, how, _inputs(found), others)
 
 
@@ -211,7 +216,7 @@ def _time(found: xr.Dataset) -> str:
 
 
 def _derivative(found: xr.Dataset) -> str:
-    return look.size_label(found, "∂output/∂input").replace("\n", " ")
+    return look.size_label(found, "{}").replace("\n", " ")
 
 
 def _unit(found: xr.Dataset) -> str:

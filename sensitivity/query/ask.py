@@ -14,6 +14,7 @@ from . import screening, statistics, subspace
 from .conditions import By
 from .intervals import Sure
 from .question import Question, answered_together, question
+from .roles import restored
 from .selection import select
 from .statistics import Statistic
 
@@ -86,14 +87,18 @@ def ask_together(dataset: xr.Dataset, each: Sequence[Mapping[str, Any]]) -> list
 
     They need the same where they are about the same lags, features, outputs and output steps.
     """
-    return answers(dataset, [put(dataset, **one) for one in each])
+    found = answers(dataset, [put(dataset, **one) for one in each])
+    return [{name: restored(answer) for name, answer in several.items()} for several in found]
 
 
 def answers(dataset: xr.Dataset, asked: Sequence[Question]) -> list[dict[str, xr.Dataset]]:
-    """Those to several questions that were `put` to the dataset."""
+    """Those to several questions that were `put` to the dataset, by the dims that stand for the dataset's own."""
     known = facts(dataset)
     return [
-        {made.name: answer.assign_attrs(known) for made, answer in zip(one.statistics, several, strict=True)}
+        {
+            made.name: answer.assign_attrs(known | one.roles)
+            for made, answer in zip(one.statistics, several, strict=True)
+        }
         for one, several in zip(asked, answered_together(asked), strict=True)
     ]
 

@@ -17,9 +17,10 @@ from .intervals import LEAF, LEAVES, Sure, answered, changing, shaped
 from .passes import as_dataset, sums_together
 from .periods import span_of
 from .question import Question, lazily, question
+from .roles import restored, roles_of
 from .selection import select
 from .statistics import EXTREMES, Statistic
-from .sums import CELL, Part
+from .sums import Part
 
 WHICH = "which"
 
@@ -102,9 +103,9 @@ def compare(
     answers = _Compared(made, [_labels(one) for one in asked], sure)
     shape = _Compared(made, [_labels(one, apart=False) for one in asked])(*(one.reading.nothing() for one in asked))
     shapes = shape if sure is None else [shaped(made, shape[0], sure)]
-    found = lazily(answers, sums_together([one.reading for one in asked]), shapes)[0]
+    found = lazily(answers, sums_together([one.reading for one in asked]), shapes)[0].assign_attrs(asked[0].roles)
     sides = {f"{name}_{side}": value for side, one in (("a", a), ("b", b)) for name, value in facts(one).items()}
-    return found.assign_attrs(sides | {"of": base.name})
+    return restored(found).assign_attrs(sides | {"of": base.name})
 
 
 def _questions(
@@ -150,12 +151,14 @@ class _Compared:
 
 
 def _require_comparable(a: xr.Dataset, b: xr.Dataset) -> None:
-    told = []
-    for dim in CELL:
+    told, roles = [], [roles_of(one) for one in (a, b)]
+    if roles[0] != roles[1]:
+        told.append(f"product: {roles[0]} against {roles[1]}")
+    for dim in [dim for dim in roles[0].dims if dim in roles[1].dims]:
         first, second = (np.atleast_1d(one[dim].values).tolist() for one in (a, b))
         if first != second:
             told.append(f"{dim}: {_shown(first)} against {_shown(second)}")
-    meant = [one["lag"].attrs.get("long_name") for one in (a, b)]
+    meant = [one["lag"].attrs.get("long_name") if "lag" in one.coords else None for one in (a, b)]
     if meant[0] != meant[1]:
         told.append(f"lag: {meant[0]} against {meant[1]}")
     kinds = ["dates" if one["time"].dtype.kind == "M" else "numbers" for one in (a, b)]

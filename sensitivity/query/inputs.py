@@ -16,6 +16,7 @@ from ..readers import open_reader
 from ..series import Series
 from ..store import Run
 from ..windows import joined
+from .roles import main_of, roles_of
 
 _checking = threading.Lock()
 _reading = threading.Lock()  # files of Parquet and NetCDF are for one thread at a time
@@ -31,16 +32,24 @@ def with_inputs(dataset: xr.Dataset) -> xr.Dataset:
     """
     if "input" in dataset:
         return dataset
+    if not roles_of(dataset).by_input:
+        raise Refused(
+            "inputs",
+            given=f"those beside {roles_of(dataset)}",
+            allowed="inputs beside a product with a lag and a feature",
+            remedy="leave them out",
+        )
     run = _run(dataset)
     features = np.atleast_1d(dataset["feature"].values).tolist()
     lags = np.atleast_1d(dataset["lag"].values).tolist()
-    steps = np.atleast_1d(dataset["output_step"].values).tolist() if _by_output_step(run) else [None]
+    by_step = "output_step" in roles_of(dataset).dims and _by_output_step(run)
+    steps = np.atleast_1d(dataset["output_step"].values).tolist() if by_step else [None]
     dims: tuple[str, ...] = ("time", "output_step", "lag", "feature")
     blocks = _inputs(dataset, run, steps, lags, features)
-    if not _by_output_step(run):
+    if not by_step:
         dims, blocks = ("time", "lag", "feature"), blocks[:, 0]
     array = xr.DataArray(blocks, dims=dims, attrs={"long_name": "input of the model, in units of the series"})
-    gone = [dim for dim in dims if dim not in dataset["jacobian"].dims]
+    gone = [dim for dim in dims if dim not in dataset[main_of(dataset)].dims]
     return dataset.assign(input=array.squeeze(gone, drop=True))
 
 
@@ -55,8 +64,8 @@ def features_of(dataset: xr.Dataset) -> list[str]:
 
 
 def time_blocks(dataset: xr.Dataset) -> tuple[int, ...]:
-    """How many windows each block of the Jacobian has."""
-    jacobian = dataset["jacobian"].variable
+    """How many windows each block of the Jacobian has, or of what the run is about."""
+    jacobian = dataset[main_of(dataset)].variable
     return jacobian.chunksizes["time"] if jacobian.chunks else (dataset.sizes["time"],)
 
 

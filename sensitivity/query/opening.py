@@ -17,6 +17,7 @@ from ..machine import cores
 from ..site_index import SiteIndex
 from ..standing import stand
 from ..store import Run
+from .roles import JACOBIAN
 
 BLOCK_BYTES = 32 << 20  # of J; a thread holds one, and as much again while it is decoded
 LABEL_BLOCK = 1 << 20
@@ -31,6 +32,9 @@ def open_run(path: str | Path) -> xr.Dataset:
     done), `skipped` (bool: the window touches a missing value, so its Jacobian stays NaN), `window` (int64, lazy: its
     number in the run) and `input_std` (the feature's standard deviation over the series). A window that is not
     committed reads as NaN.
+
+    Of another product the variable has that product's name, which `attrs["product"]` says, and its dims; what else the
+    store has along time stands beside it.
 
     The windows of a panel stand site by site, each site's in order of time; `site` (text) along time is an index like
     `time`: `.sel(site="A").sel(time=slice("2001", "2003"))`, one after the other. `input_std` is over all sites.
@@ -55,14 +59,19 @@ def dataset_of(run: Run, done: np.ndarray) -> xr.Dataset:
         names, counts = np.array([site.name for site in run.survey.sites], object), run.windows.per_site
         index = SiteIndex("site", "time", names[counts > 0], np.cumsum([0, *counts[counts > 0]]))
         dataset = dataset.drop_vars("site").assign_coords(xr.Coordinates.from_xindex(index))
-    shard_bytes = max(1, dataset["jacobian"].nbytes // layout.shard_count)
+    product = run.content.get("product", JACOBIAN)
+    shard_bytes = max(1, dataset[product].nbytes // layout.shard_count)
     shards = max(1, BLOCK_BYTES // shard_bytes) if committed.all() else 1
     blocks = {"time": layout.shard_windows * shards, "output_step": layout.chunk_steps}
-    for name in ("jacobian", "prediction"):
-        variable = dataset[name].variable.chunk(blocks)
+    for name in [name for name, one in dataset.data_vars.items() if one.dims[:1] == ("time",)]:
+        own = {dim: size for dim, size in blocks.items() if dim in dataset[name].dims}
+        variable = dataset[name].variable.chunk(own)
         data = variable.data if committed.all() else _masked(variable.data, committed)
         dataset[name] = xr.Variable(variable.dims, data, variable.attrs, variable.encoding)
-    return dataset.assign_attrs(run=str(run.place), length=run.windows.length, stride=run.windows.stride)
+    if "feature_2" in dataset.dims and "input_std" in dataset.coords:
+        dataset = dataset.assign_coords(input_std_2=("feature_2", dataset["input_std"].values))
+    known = {"run": str(run.place), "length": run.windows.length, "stride": run.windows.stride}
+    return dataset.assign_attrs(known | ({} if product == JACOBIAN else {"product": product}))
 
 
 def opened(results: Any) -> xr.Dataset:
@@ -80,17 +89,18 @@ def opened(results: Any) -> xr.Dataset:
     index = xr.indexes.PandasIndex(labels, "time")
     made = xr.Coordinates(index.create_variables({"time": times}), {"time": index})
     dataset = dataset.drop_vars("time").assign_coords(made)
-    for dim in ("output_step", "output", "lag", "feature"):
-        dataset = dataset.set_xindex(dim) if dim in dataset.coords else dataset
+    for dim in [dim for dim in dataset.dims if dim in dataset.coords and dim != "time"]:
+        dataset = dataset.set_xindex(dim)
     return dataset
 
 
 def _masked(array: da.Array, served: np.ndarray) -> da.Array:
     """`array` with NaN for what is not served, which is not even read: it may be there in part, or torn."""
+    dtype = np.result_type(array.dtype, np.float16)  # of whole numbers too
     borders = [0, *(np.flatnonzero(np.diff(served)) + 1).tolist(), len(served)]
     spans = [array[start:stop] for start, stop in zip(borders, borders[1:], strict=False)]
     parts = [
-        span if served[start] else da.full(span.shape, np.nan, dtype=span.dtype, chunks=span.chunks)
+        span if served[start] else da.full(span.shape, np.nan, dtype=dtype, chunks=span.chunks)
         for start, span in zip(borders, spans, strict=False)
     ]
     return da.concatenate(parts)

@@ -23,6 +23,7 @@ from ..errors import Refused
 from ..plan import human_bytes
 from .conditions import Grouping
 from .inputs import with_inputs
+from .roles import as_jacobian, main_of
 from .sums import CELL, DIMS, INPUTS, TARGETS, Part, cell_bytes, merged, sums_of
 from .tasks import TOGETHER, tree
 
@@ -143,10 +144,11 @@ def _each_merged(parts: Sequence[list[Part]]) -> list[Part]:
 
 def canonical(dataset: xr.Dataset, *, inputs: bool) -> xr.Dataset:
     """The dataset with all dims that a run's has, and with blocks that hold all outputs, lags and features."""
+    dataset = as_jacobian(dataset)
     if "jacobian" not in dataset or "time" not in dataset["jacobian"].dims:
         raise Refused(
             "dataset",
-            given="one without a jacobian along time",
+            given=f"one without a {main_of(dataset)} along time",
             allowed="what sensitivity.open_run returned, or a selection of it that keeps time",
             remedy="select windows with a slice: isel(time=slice(5, 6))",
         )
@@ -163,7 +165,7 @@ def canonical(dataset: xr.Dataset, *, inputs: bool) -> xr.Dataset:
     # Variables, as a DataArray's copy would have one of the times, too.
     jacobian = dataset["jacobian"].variable.transpose("time", *CELL).chunk({"output": -1, "lag": -1, "feature": -1})
     dataset = dataset.assign(jacobian=jacobian)
-    if "prediction" in dataset:
+    if "prediction" in dataset and {*CELL[:2]} <= {*dataset["prediction"].dims}:
         prediction = dataset["prediction"].variable.transpose("time", *CELL[:2])
         dataset = dataset.assign(prediction=prediction.chunk())
     if inputs:

@@ -15,6 +15,7 @@ import xarray as xr
 from .conditions import By, Grouping, groupings, holding
 from .intervals import FACTS, LEAF, LEAVES, Span, Sure, answered, leaves, overlap, shaped
 from .passes import Pass, as_dataset, canonical, combined, labels_of, sums_together
+from .roles import roles_of
 from .statistics import Statistic
 from .sums import INPUTS, Part
 
@@ -44,6 +45,11 @@ class Question:
     def answers(self) -> Answers:
         labels = labels_of(self.dataset, self.groupings).assign_attrs(overlap=self.overlap)
         return Answers(self.statistics, labels, self.sure)
+
+    @property
+    def roles(self) -> dict[str, Any]:
+        """What its answers have to know to get the dims of the store back."""
+        return {key: value for key, value in self.dataset.attrs.items() if key == "roles"}
 
     @property
     def shapes(self) -> list[xr.Dataset]:
@@ -85,6 +91,9 @@ def question(
     Raises `Refused` where there is room for none.
     """
     inputs = any({*INPUTS} & {*one.needs} for one in chosen)
+    roles = roles_of(dataset)
+    for one in chosen:
+        roles.require(one.name, one.only)
     whole = canonical(dataset, inputs=inputs)
     groups = tuple(groupings(whole, by))
     holds = None if where is None else holding(whole, where)

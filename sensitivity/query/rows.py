@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-LABELS = ("output_step", "output", "lag", "feature")
+from .roles import roles_of
 
 
 def rows(statistic: xr.Dataset) -> list[dict[str, object]]:
     """One row per label combination, labels first, then statistics; plain Python values, None for NaN.
 
-    Labels: groups, then output step, output, lag and feature, then what the statistic itself tells apart. Groups of
-    which there is no window at all have no rows.
+    Labels: groups, then output step, output, lag and feature, or the product's own, then what the statistic itself
+    tells apart. Groups of which there is no window at all have no rows.
     """
     dims = _order(statistic)
     names = [str(name) for name in statistic.data_vars]
@@ -28,21 +28,21 @@ def rows(statistic: xr.Dataset) -> list[dict[str, object]]:
         | {name: _number(value) for name, value in zip(names, values, strict=True)}
         for index, *values in zip(combinations, *columns, strict=True)
     ]
-    groups = [dim for dim in dims[: len(dims) - len(_own(statistic))] if dim not in LABELS]
+    groups = [dim for dim in dims[: len(dims) - len(_own(statistic))] if dim not in roles_of(statistic).dims]
     return _present(found, groups) if groups and "count" in names else found
 
 
 def _order(statistic: xr.Dataset) -> list[str]:
-    own = _own(statistic)
-    groups = [str(dim) for dim in statistic.dims if dim not in LABELS and dim not in own]
-    return [*groups, *(dim for dim in LABELS if dim in statistic.dims), *own]
+    own, labels = _own(statistic), roles_of(statistic).dims
+    groups = [str(dim) for dim in statistic.dims if dim not in labels and dim not in own]
+    return [*groups, *(dim for dim in labels if dim in statistic.dims), *own]
 
 
 def _own(statistic: xr.Dataset) -> list[str]:
     """Dimensions that the statistic makes: `count` has no part in them."""
     if "count" not in statistic:
         return []
-    return [str(dim) for dim in statistic.dims if dim not in statistic["count"].dims and dim not in LABELS]
+    return [str(dim) for dim in statistic.dims if dim not in {*statistic["count"].dims, *roles_of(statistic).dims}]
 
 
 def _frame(statistic: xr.Dataset, dims: list[str]) -> xr.DataArray:

@@ -41,7 +41,7 @@ def dgsm(distribution: Distribution = "normal") -> Statistic:
     by_feature = {"*": distribution} if isinstance(distribution, str) else {"*": "normal", **distribution}
     constants = {feature: _constant(text) for feature, text in by_feature.items()}
     needs = ("count", "total_squares", "target_count", "target_total", "target_squares")
-    return Statistic("dgsm", needs, partial(_finish, constants=constants), ("count", "constant"))
+    return Statistic("dgsm", needs, partial(_finish, constants=constants), ("count", "constant"), only="derivatives")
 
 
 def _constant(text: str) -> tuple[float | None, float]:

@@ -28,7 +28,7 @@ ROUNDING = 1e-12  # of sums of squares in float64, relative
 class Statistic:
     """needs: names of sums. finish: makes its variables of them. sure: variables that sampling leaves as they are, or
     of which it cannot say; ending: of the names of all others. sides: of a difference, a dimension of the sums and two
-    places in it.
+    places in it. only: of "derivatives" by the input, or of what has "lags".
     """
 
     name: str
@@ -37,6 +37,7 @@ class Statistic:
     sure: tuple[str, ...] = ("count", "input_std", *EXTREMES)  # resamples never surpass an extreme
     ending: str = ""
     sides: tuple[str, tuple[int, int]] | None = None
+    only: str = ""
 
 
 def _over(total: xr.DataArray, count: xr.DataArray) -> xr.DataArray:
@@ -100,17 +101,17 @@ def _quantiles(sums: xr.Dataset, at: Sequence[float]) -> xr.Dataset:
 
 
 def _importance(sums: xr.Dataset) -> xr.Dataset:
-    std = sums["input_std"].reset_coords(drop=True)
-    sums = sums.drop_vars("input_std")
+    std = sums["input_std"].reset_coords(drop=True) if "input_std" in sums.coords else None
+    sums = sums.drop_vars("input_std", errors="ignore")
     count = sums["count"].sum("lag")
     mean_abs = _over(sums["total_abs"].sum("lag"), count)
-    importance = mean_abs * std
+    importance = mean_abs if std is None else mean_abs * std
     total = importance.sum("feature")
     return xr.Dataset(
         {
             "count": sums["count"].max("lag"),
             "mean_abs": mean_abs,
-            "input_std": std.broadcast_like(mean_abs),
+            **({} if std is None else {"input_std": std.broadcast_like(mean_abs)}),
             "importance": importance,
             "share": importance / total.where(total > 0),
         }
@@ -209,7 +210,8 @@ def importance() -> Statistic:
     """What each feature moves the output by, typically `(output_step, output, feature)`.
 
     `mean_abs` |J| over windows and lags; `input_std`; `importance` = mean_abs × input_std, in units of the output;
-    `share`: importance by its sum over features.
+    `share`: importance by its sum over features. Of second derivatives `input_std` is the product of both features'.
+    Attributions, and what is by no input, are taken as they are: without `input_std`, importance is mean_abs.
     """
     return Statistic("importance", ("count", "total_abs"), _importance)
 
@@ -222,7 +224,7 @@ def effective_memory(held: Sequence[float] = HELD) -> Statistic:
     chosen = tuple(sorted(held))
     if not chosen or not all(0 < part <= 1 for part in chosen):
         raise Refused("held", given=list(held), allowed="shares above 0, up to 1", remedy="write 0.5,0.9,0.99")
-    return Statistic("effective-memory", ("count", "total_abs"), partial(_effective_memory, held=chosen))
+    return Statistic("effective-memory", ("count", "total_abs"), partial(_effective_memory, held=chosen), only="lags")
 
 
 def gradient_input() -> Statistic:
@@ -230,7 +232,8 @@ def gradient_input() -> Statistic:
 
     x is the input as the series has it, so a feature's zero must mean something.
     """
-    return Statistic("gradient-input", ("input_count", "input_total", "input_abs"), _gradient_input)
+    needs = ("input_count", "input_total", "input_abs")
+    return Statistic("gradient-input", needs, _gradient_input, only="derivatives")
 
 
 def elasticity() -> Statistic:
@@ -238,4 +241,5 @@ def elasticity() -> Statistic:
 
     Over windows whose prediction y is not zero; where y comes near zero a few windows may make the mean.
     """
-    return Statistic("elasticity", ("elastic_count", "elastic_total", "elastic_abs"), _elasticity)
+    needs = ("elastic_count", "elastic_total", "elastic_abs")
+    return Statistic("elasticity", needs, _elasticity, only="derivatives")

@@ -29,7 +29,11 @@ def active_subspace(components: int = COMPONENTS) -> Statistic:
     if components < 1:
         raise Refused("components", given=components, allowed="1 or more", remedy="leave it out for 10")
     return Statistic(
-        "active-subspace", ("products", "complete"), partial(_finish, components=components), ("count", "eigenvector")
+        "active-subspace",
+        ("products", "complete"),
+        partial(_finish, components=components),
+        ("count", "eigenvector"),
+        only="derivatives",
     )
 
 

@@ -15,10 +15,11 @@ import xarray as xr
 from ..errors import Refused
 from ..site_index import SiteIndex
 from .picking import Candidates, Rule, merged, picked, thinned
+from .roles import as_jacobian, main_of, roles_of, scale_of
 from .selection import select
+from .sums import CELL
 
 SCORES = ("max", "sum")
-DERIVATIVE = ("output_step", "output", "lag", "feature")
 TILE_BYTES = 1 << 20  # of float64: stays in a processor's cache
 MERGED = 8  # parts at a time
 
@@ -53,10 +54,12 @@ def top(
     Returns, with `rank` 1, 2, … (fewer than count where no more were found):
 
     - `score` `(rank)`, float64, and `peak` `(rank)`, the J that is largest by size (× `input_std` where scaled) and has
-      the labels `at_output_step`, `at_output`, `at_lag`, `at_feature` `(rank)`
+      the labels `at_output_step`, `at_output`, `at_lag`, `at_feature` `(rank)`, or those of the product's own dims
     - `jacobian` `(rank, output_step, output, lag, feature)`, `prediction` `(rank, output_step, output)` and `input`
       `(rank, lag, feature)`, the selection of what the dataset has of them, each in its own dtype and units
     - `time` and, of a panel, `site` `(rank)`: the window's
+
+    Of another product, its variable in place of `jacobian`, and all else that it has along time.
 
     Raises `Refused` (a ValueError) for what the dataset does not have, and for an impossible count or separation.
     """
@@ -64,7 +67,7 @@ def top(
     rule, times = _rule(dataset, count, separation)
     chosen = select(dataset, lags, features, outputs, output_steps)
     weights = _weights(chosen) if scaled else None
-    picks = picked(_candidates(chosen, by, weights, times, rule), rule)
+    picks = picked(_candidates(as_jacobian(chosen), by, scaled, times, rule), rule)
     return _described(chosen, picks, weights)
 
 
@@ -79,7 +82,7 @@ def _check(count: int, by: str) -> None:
 
 def _rule(dataset: xr.Dataset, count: int, separation: Any) -> tuple[Rule, np.ndarray | None]:
     """The rule, and the places that it holds for: times as int64 `(time)`, or None where it counts windows."""
-    wanted = dataset.sizes["lag"] if separation is None else separation
+    wanted = dataset.sizes.get("lag", dataset.attrs.get("length", 1)) if separation is None else separation
     if isinstance(wanted, str | timedelta | np.timedelta64):
         ticks, times = _ticks(dataset["time"], wanted), dataset["time"].values.view(np.int64)
         return (Rule(int(count), ticks), times) if ticks else (Rule(int(count), 1), None)
@@ -115,21 +118,20 @@ def _refused_separation(
 
 def _weights(dataset: xr.Dataset) -> xr.DataArray:
     """float64 `(feature)`, in units of the features."""
+    weights = scale_of(dataset)
+    if weights is not None:
+        return weights
     if "input_std" in dataset.coords:
-        return dataset["input_std"].reset_coords(drop=True).astype(np.float64).compute()
-    raise Refused(
-        "scaled",
-        given="True",
-        allowed="False: the dataset has no input_std",
-        remedy="open the run with sensitivity.open_run, or give each feature's standard deviation as input_std",
-    )
+        allowed, remedy = f"False: {roles_of(dataset)} is not per unit of a feature", "leave it out"
+    else:
+        allowed = "False: the dataset has no input_std"
+        remedy = "open the run with sensitivity.open_run, or give each feature's standard deviation as input_std"
+    raise Refused("scaled", given="True", allowed=allowed, remedy=remedy)
 
 
-def _candidates(
-    dataset: xr.Dataset, by: str, weights: xr.DataArray | None, times: np.ndarray | None, rule: Rule
-) -> Candidates:
+def _candidates(dataset: xr.Dataset, by: str, scaled: bool, times: np.ndarray | None, rule: Rule) -> Candidates:
     """What may be picked of all windows: each block is thinned by itself, then several together, and so on."""
-    scores = _scores(dataset, by, weights).data
+    scores = _scores(dataset, by, dataset["input_std"].values.astype(np.float64) if scaled else None).data
     borders = np.cumsum([0, *scores.chunks[0]]).tolist()
     numbers, edges = _sites(dataset)
     parts = []
@@ -142,14 +144,14 @@ def _candidates(
     return dask.compute(parts[0])[0]
 
 
-def _scores(dataset: xr.Dataset, by: str, weights: xr.DataArray | None) -> xr.Variable:
+def _scores(dataset: xr.Dataset, by: str, weights: np.ndarray | None) -> xr.Variable:
     """Lazy float64 `(time)`, NaN or infinite where a value is: cut along time as `jacobian` is."""
     jacobian = dataset["jacobian"].variable.chunk({"output": -1, "lag": -1, "feature": -1})
     by_step = xr.apply_ufunc(
         _reduced,
-        jacobian.transpose("time", *DERIVATIVE),
-        input_core_dims=[DERIVATIVE[1:]],
-        kwargs={"by": by, "weights": None if weights is None else weights.values},
+        jacobian.transpose("time", *CELL),
+        input_core_dims=[CELL[1:]],
+        kwargs={"by": by, "weights": weights},
         dask="parallelized",
         output_dtypes=[np.float64],
     )
@@ -205,13 +207,18 @@ def _of_block(
 
 def _described(dataset: xr.Dataset, picks: Candidates, weights: xr.DataArray | None) -> xr.Dataset:
     """The picked windows as a dataset along `rank`."""
-    names = [name for name in ("jacobian", "prediction", "input") if name in dataset]
+    roles = roles_of(dataset)
+    beside = [] if roles.plain else [str(name) for name, one in dataset.data_vars.items() if "time" in one.dims]
+    names = dict.fromkeys(name for name in (main_of(dataset), "prediction", "input", *beside) if name in dataset)
     read = dask.compute(*(_windows(dataset[name].variable, picks.window) for name in names))
     along = [name for name in ("time", "site") if name == "time" or _has_sites(dataset)]
     ranked: dict[str, Any] = {name: ("rank", dataset[name].values[picks.window]) for name in along}
     ranked["rank"] = np.arange(1, len(picks) + 1)
-    fixed = {str(name): coord for name, coord in dataset.coords.items() if set(coord.dims) < set(DERIVATIVE)}
+    own = {*CELL, *roles.dims}
+    fixed = {str(name): coord for name, coord in dataset.coords.items() if set(coord.dims) < own}
     found = xr.Dataset(dict(zip(names, read, strict=True)), coords=ranked | fixed)
+    if not roles.plain:
+        found = found.assign_attrs(product=roles.product, dims=" ".join(roles.dims))
     return _with_peaks(found.assign(score=("rank", picks.score)), weights).load()
 
 
@@ -224,10 +231,12 @@ def _windows(variable: xr.Variable, windows: np.ndarray) -> xr.Variable:
 
 def _with_peaks(found: xr.Dataset, weights: xr.DataArray | None) -> xr.Dataset:
     """`peak` and its labels added."""
-    jacobian = found["jacobian"].transpose("rank", *DERIVATIVE)
+    jacobian = found[main_of(found)]
+    dims = [dim for dim in roles_of(found).dims if dim in jacobian.dims]
+    jacobian = jacobian.transpose("rank", *dims)
     sizes = abs(jacobian) if weights is None else abs(jacobian) * weights
     flat = sizes.values.reshape(len(sizes), math.prod(sizes.shape[1:]))
-    at = dict(zip(DERIVATIVE, np.unravel_index(flat.argmax(axis=1), sizes.shape[1:]), strict=True))
+    at = dict(zip(dims, np.unravel_index(flat.argmax(axis=1), sizes.shape[1:]), strict=True))
     peak = jacobian.isel({dim: xr.Variable("rank", places) for dim, places in at.items()})
-    labels = {f"at_{dim}": ("rank", jacobian[dim].values[places]) for dim, places in at.items()}
+    labels = {f"at_{dim}": ("rank", jacobian[str(dim)].values[places]) for dim, places in at.items()}
     return found.assign(peak=peak.variable).assign_coords(labels)

@@ -19,11 +19,13 @@ from .. import plots
 from ..errors import Refused
 from ..job import parse_bytes
 from ..plots import bands
+from ..plots.terms import TERMS, Terms, terms_of
 from ..query import top
 from ..query.ask import answers, put
 from ..query.conditions import Grouping
 from ..query.inputs import time_blocks
 from ..query.question import Question
+from ..query.roles import JACOBIAN, main_of, scale_of
 from ..query.statistics import Statistic
 from ..query.sums import CELL
 from ..site_index import SiteIndex
@@ -46,10 +48,14 @@ IN_WORDS = {
 
 @dataclass
 class Answers:
-    """found: datasets in memory, by what was asked. refused: what was not, and why."""
+    """found: datasets in memory, by what was asked. refused: what was not, and why. terms: what its entries are called.
+    scaled: whether they are drawn in units of the output.
+    """
 
     found: dict[str, xr.Dataset] = field(default_factory=dict)
     refused: dict[str, Refused] = field(default_factory=dict)
+    terms: Terms = TERMS[JACOBIAN]
+    scaled: bool = True
 
     def __contains__(self, name: str) -> bool:
         return name in self.found
@@ -102,7 +108,9 @@ signs = Statistic("signs", ("count", "positive", "negative"), _signs)
 def answers_of(dataset: xr.Dataset, memory: str | int = MEMORY) -> Answers:
     """All of them: one pass over the store for sums, one for the windows that stand out."""
     room = (memory if isinstance(memory, int) else parse_bytes(memory)) // len(IN_WORDS)
-    found, asked = Answers(), dict[str, Question]()
+    own = terms_of(dataset)
+    scaled = scale_of(dataset) is not None
+    found, asked = Answers(terms=own, scaled=own.plain or scaled), dict[str, Question]()
     for name, ways in _questions(dataset, room):
         try:
             asked[name] = _first(ways)
@@ -114,7 +122,7 @@ def answers_of(dataset: xr.Dataset, memory: str | int = MEMORY) -> Answers:
             found.found[name if name in OWN else statistic] = _dressed(dataset, one)
     if not found.said:
         return found
-    moments = top(dataset, MOMENTS, scaled="input_std" in dataset.coords)
+    moments = top(dataset, MOMENTS, scaled=scaled)
     if moments.sizes["rank"]:
         found.found |= {"moments": moments, "window": _first_of(moments, dataset)}
     return found
@@ -145,7 +153,7 @@ def _questions(dataset: xr.Dataset, room: int) -> Iterator[tuple[str, list[Calla
         return put(dataset, ["mean-abs"], by=_sites(dataset, most), memory=room)
 
     whole = ("importance", "mean-abs")
-    few = math.prod(dataset.sizes[dim] for dim in CELL) <= SURE_CELLS
+    few = math.prod(dataset[main_of(dataset)].shape[1:]) <= SURE_CELLS
     yield "whole", [*([asking(*whole, ci=LEVEL)] if few else []), asking(*whole)]
     yield "signs", [asking(signs, pooled)]
     yield "spread", [asking(bands.sizes, bands.spread)]

@@ -38,7 +38,7 @@ def sections(state: State) -> dict[str, Facts]:
 def _run(state: State) -> Iterator[tuple[str, str]]:
     run, parts, tally = state.run, state.coverage, state.tally
     yield "Directory", str(run.place)
-    yield "Derivatives", f"of {run.job.sensitivity.of} by {run.job.sensitivity.wrt}, in {run.job.run.dtype}"
+    yield told(state.terms.nouns), f"of {run.job.sensitivity.of} by {run.job.sensitivity.wrt}, in {run.job.run.dtype}"
     yield "Windows", ", ".join(f"{count:,} {name}" for name, count in parts.parts().items()) + f", of {parts.windows:,}"
     yield "Shards", f"{tally.shards:,} of {run.layout.shard_count:,} committed; {state.failed:,} with a failure"
     if tally.sessions:
@@ -48,6 +48,11 @@ def _run(state: State) -> Iterator[tuple[str, str]]:
     if state.driver is not None:
         yield "At work now", str(state.driver)
     yield "Fingerprint of the job", run.fingerprint
+
+
+def told(nouns: str) -> str:
+    """As a heading."""
+    return nouns[0].upper() + nouns[1:]
 
 
 def _model(state: State) -> Iterator[tuple[str, str]]:
@@ -95,7 +100,8 @@ def _series(state: State) -> Iterator[tuple[str, str]]:
     yield "Missing", f"{plural(lost, 'step')} in {plural(len(gaps), 'gap')}; {plural(run.skipped, 'window')} touch one"
     yield "Windows", f"{layout.windows:,} of {run.windows.length:,} steps, stride {run.windows.stride:,}"
     if section.scaling:
-        yield "Scaling", "undone by the chain rule: derivatives are per unit of the series"
+        kept = f"undone by the chain rule: {state.terms.nouns} are per unit of the series"
+        yield "Scaling", kept if state.scaled else "the model takes scaled inputs"
     steps = f", {layout.chunk_steps:,} output steps" if run.content["model"]["output_steps"] > 1 else ""
     yield "Layout", f"shards of {layout.shard_windows:,} windows, chunks of {layout.chunk_windows:,} windows{steps}"
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from ..store import Run
 from . import words
-from .facts import sections
+from .facts import sections, told
 from .markup import joined, tag
 from .state import State, next_commands, state_of
 
 FACTS = {
-    "Run": ("Derivatives", "Computed"),
+    "Run": ("Computed",),
     "Model": ("Output",),
     "Series and windows": ("Features", "Windows"),
 }
@@ -25,7 +25,8 @@ class Overview:
 
     def facts(self) -> list[tuple[str, str]]:
         found = sections(self.state)
-        return [(name, value) for heading, names in FACTS.items() for name, value in found[heading] if name in names]
+        shown = {**FACTS, "Run": (told(self.state.terms.nouns), "Computed")}
+        return [(name, value) for heading, names in shown.items() for name, value in found[heading] if name in names]
 
     def __repr__(self) -> str:
         lines = [str(self.state.run.place), words.coverage(self.state), ""]

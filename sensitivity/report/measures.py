@@ -38,6 +38,7 @@ def features(answers: Answers) -> list[Feature]:
     mean = found.mean(over)
     total = float(mean["importance"].sum()) or np.nan
     by_lag = influence(answers["mean-abs"])
+    std = mean["input_std"].values if "input_std" in mean else np.full(found.sizes["feature"], np.nan)
     ends = {name: _ends(found, name) for name in ("importance", "share")}
     held = [lags_holding(by_lag, part).values for part in HELD]
     peaks = peak_lags(by_lag)
@@ -50,7 +51,7 @@ def features(answers: Answers) -> list[Feature]:
             share=float(mean["importance"][i]) / total,
             share_interval=ends["share"][i],
             mean_abs=float(mean["mean_abs"][i]),
-            std=float(mean["input_std"][i]),
+            std=float(std[i]),
             held=tuple(float(lags[i]) for lags in held),
             peak_lag=int(peaks[i]),
             positive=float(positive[i]),

@@ -73,7 +73,9 @@ def _policy(style: str, script: str) -> str:
 
 def _header(state: State, title: str) -> Markup:
     asked = state.run.job.sensitivity
-    what = f"Derivatives of {asked.of} by {asked.wrt}, of every window of {state.run.job.series.path}"
+    what = (
+        f"{facts.told(state.terms.nouns)} of {asked.of} by {asked.wrt}, of every window of {state.run.job.series.path}"
+    )
     button = tag("button", "Dark", id="theme", type="button", hidden=True, aria_label="Light or dark colours")
     return tag("header", tag("div", tag("h1", title), tag("p", what, class_="lead")), button)
 
@@ -122,7 +124,11 @@ def _findings(state: State, answers: Answers) -> Iterator[Markup]:
         yield tag("ul", *(tag("li", one) for one in found), class_="findings")
     elif state.coverage.computed:
         lacking = "whole" in answers.refused
-        why = f"There is no memory for sums: {answers.refused['whole']}" if lacking else "No derivative is finite."
+        why = (
+            f"There is no memory for sums: {answers.refused['whole']}"
+            if lacking
+            else f"No {state.terms.noun} is finite."
+        )
         yield tag("p", why, class_="notice", role="note")
 
 
@@ -179,12 +185,25 @@ def _failure(one: Failure) -> str:
     return f"{where}, {words.plural(one.attempts, 'attempt')}, the last on {one.host}: {one.reason}"
 
 
+def _of_product(answers: Answers) -> Iterator[str]:
+    """What is read, of products other than derivatives by the input."""
+    own = answers.terms
+    yield f"{own.letter} is {own.is_}. It is what the model does, not what nature does."
+    scaled = own.scaling if answers.scaled else ""
+    unit = f"in units of the output{own.left if answers.scaled else own.per}"
+    size = f"Influence and importance are mean |{own.letter}|{scaled}, {unit}."
+    back = "A lag is counted back from the window's last step: lag 0 is the newest. " if own.lag == "lag" else ""
+    yield f"{back}A window is named by the time of its last step. {size} |{own.letter}| has no sign."
+
+
 def _reading(answers: Answers) -> Iterator[Markup]:
-    yield from (tag("p", text) for text in _READING)
+    yield from (tag("p", text) for text in (_READING if answers.terms.plain else _of_product(answers)))
     found = answers.found.get("importance")
     if found is not None and "block" not in found.coords:
         yield tag(
-            "p", "Without intervals: these need more memory, or windows have too many derivatives.", class_="note"
+            "p",
+            f"Without intervals: these need more memory, or windows have too many {answers.terms.nouns}.",
+            class_="note",
         )
     elif found is not None and bool(found["importance_low"].notnull().any()):
         known = {name: int(found[name]) for name in ("leaves", "block", "resamples")}

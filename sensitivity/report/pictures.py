@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import xarray as xr
 from matplotlib.figure import Figure
 
 from .. import plots
 from ..plots import look
-from . import words
+from . import facts, words
 from .answers import Answers
 from .markup import Markup, tag
 from .state import State
@@ -33,17 +33,17 @@ class Shown:
     caption: str
 
 
-_SCALED = "Derivatives are multiplied by the input's standard deviation, so that features can be compared."
+_SCALED = "{Nouns} are multiplied by {std}, so that features can be compared."
 SHOWN = (
     Shown(
-        "importance", "Importance", ("importance",), words.of_importance, f"Mean |J| over windows and lags. {_SCALED}"
+        "importance", "Importance", ("importance",), words.of_importance, "Mean |{letter}| over windows{lags}. {scaled}"
     ),
     Shown(
         "lag-profile",
         "Lag profile",
         ("mean-abs",),
         words.of_profile,
-        "Lag 0 is the window's newest step, on the right.",
+        "{right}",
     ),
     Shown(
         "lag-band",
@@ -57,14 +57,14 @@ SHOWN = (
         "Features by lag",
         ("mean-abs",),
         words.of_heatmap,
-        "Mean |J| × the input's std, a row for each feature.",
+        "Mean |{letter}|{scaling}, a row for each {item}.",
     ),
     Shown(
         "time-lag",
         "Over time",
         ("time-lag",),
         words.of_times,
-        "Each column is a stretch of the record, the newest lag below; grey where there is no derivative.",
+        "Each column is a stretch of the record{newest}; grey where there is no {noun}.",
     ),
     Shown(
         "month-lag",
@@ -78,21 +78,21 @@ SHOWN = (
         "By output step",
         ("mean-abs",),
         words.of_steps,
-        "Each row is a step of the output, the sum over features.",
+        "Each row is a step of the output, the sum over {item}s.",
     ),
     Shown(
         "distribution",
-        "Distribution of derivatives",
+        "Distribution of {nouns}",
         ("spread",),
         words.of_distribution,
-        "Left of zero: a rise of the input lowers the output.",
+        "{left_of_zero}",
     ),
     Shown(
         "window",
-        "The window with the largest derivative",
+        "The window with the largest {noun}",
         ("window",),
         words.of_window,
-        "What went in, and the derivative of the output by it. Orange: a rise raises the output; blue: lowers it.",
+        "{window}",
     ),
 )
 
@@ -104,15 +104,39 @@ def pictures(state: State, answers: Answers) -> Iterator[Section]:
     """Those that there are numbers for."""
     for one in SHOWN:
         if answers.said and _fits(one, answers):
-            yield _section(one, _found(one, answers), state)
+            yield _section(_said(one, answers), _found(one, answers), state)
 
 
 def _fits(one: Shown, answers: Answers) -> bool:
     if any(name not in answers for name in one.asked):
         return False
+    if plots.KINDS[one.kind].lagged and not answers.terms.lag:
+        return False
     if one.kind == "month-lag":
         return words.of_several_groups(answers["month-lag"])
     return one.kind != "step-lag" or answers["mean-abs"].sizes["output_step"] > 1
+
+
+def _said(one: Shown, answers: Answers) -> Shown:
+    """Its title and caption with the words for what the report is of."""
+    own = answers.terms
+    nouns = facts.told(own.nouns)
+    lag = "lag" if own.plain else own.lag
+    raises = "a rise of the input lowers the output" if own.plain else f"{own.nouns} are negative"
+    window = (
+        "What went in, and the derivative of the output by it. Orange: a rise raises the output; blue: lowers it."
+        if own.plain
+        else f"The {own.nouns} of one window. Orange: positive; blue: negative."
+    )
+    newest = "Lag 0 is the window's newest step, on the right." if lag == "lag" else "The last step is on the right."
+    std = own.scaling.replace(" × ", "").replace("std", "standard deviation")
+    named = {
+        **{"letter": own.letter, "noun": own.noun, "nouns": own.nouns, "Nouns": nouns, "item": own.item},
+        **{"scaling": own.scaling if answers.scaled else "", "lags": f" and {lag}s" if lag else ""},
+        **{"newest": f", the newest {lag} below" if lag else "", "right": newest, "window": window},
+        **{"left_of_zero": f"Left of zero: {raises}.", "scaled": _SCALED.format(Nouns=nouns, std=std) * answers.scaled},
+    }
+    return replace(one, title=one.title.format(**named), caption=one.caption.format(**named).strip())
 
 
 def _found(one: Shown, answers: Answers) -> xr.Dataset:

@@ -8,6 +8,8 @@ from pathlib import PurePosixPath
 
 from ..commits import Failure, Odd, each_failure
 from ..lease import Owner, owner
+from ..plots.terms import TERMS, Terms
+from ..query.roles import JACOBIAN, PRODUCTS
 from ..standing import Standing, stand
 from ..store import Run
 from ..tally import Tally
@@ -63,6 +65,17 @@ class State:
         return name_of(self.run)
 
     @property
+    def terms(self) -> Terms:
+        """What it computes is called."""
+        return TERMS[self.run.content.get("product", JACOBIAN)]
+
+    @property
+    def scaled(self) -> bool:
+        """Whether its entries are each by one feature."""
+        of = PRODUCTS[self.run.content.get("product", JACOBIAN)]
+        return of.scaled and of.sources > 0 and self.run.job.sensitivity.wrt == "input"
+
+    @property
     def path(self) -> str:
         """As a shell takes it."""
         return shlex.quote(str(self.run.place))
@@ -103,10 +116,14 @@ def next_commands(state: State) -> list[tuple[str, str]]:
         again = "" if coverage.missing else " --retry-failed"
         found.append((f"sensitivity resume {path}{again}", "computes what is missing"))
     if coverage.computed:
+        own, letter = state.terms, state.terms.letter
+        moves = "what each feature moves the output by" if own.plain else f"how large {own.nouns} are"
+        each = "by lag and feature" if own.plain else "each by itself"
+        means = f"mean {letter}, mean |{letter}| and rms of {letter} {each}"
         found += [
-            (f"sensitivity query {path} importance --ci 0.9", "what each feature moves the output by, as a table"),
-            (f"sensitivity query {path} lag-profile --format csv", "mean J, mean |J| and rms of J by lag and feature"),
-            (f"sensitivity top {path} --scaled", "the windows with the largest derivatives"),
-            (f"sensitivity plot {path} window -o window.png", "one window: input, prediction and derivatives"),
+            (f"sensitivity query {path} importance --ci 0.9", f"{moves}, as a table"),
+            (f"sensitivity query {path} lag-profile --format csv", means),
+            (f"sensitivity top {path}{' --scaled' * state.scaled}", f"the windows with the largest {own.nouns}"),
+            (f"sensitivity plot {path} window -o window.png", f"one window: input, prediction and {own.nouns}"),
         ]
     return [*found, (f"sensitivity verify {path}", "re-reads every committed chunk against its checksum")]

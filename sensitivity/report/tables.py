@@ -10,6 +10,8 @@ import xarray as xr
 
 from ..plots import influence
 from ..plots.look import targets
+from ..plots.terms import Terms, target_words
+from ..query.roles import in_words, roles_of
 from ..survey import Survey
 from . import measures, words
 from .answers import LEVEL, Answers
@@ -18,16 +20,17 @@ from .state import State
 
 FEATURES, GROUPS, LAGS, COLUMNS = 50, 50, 60, 6
 SHORT = 25  # rows that a printed page has room for
-_IMPORTANCE = (
-    "Importance: mean |J| × the input's std, in units of the output. 50 % lags: how many of the newest hold half of a "
-    "feature's influence. J > 0 there: the share of windows in which a rise at its strongest lag raises the output."
-)
-_PROFILE = "Mean |J| × the input's std by lag, the most important features first, in units of the output."
+_HELD = " 50 % lags: how many of the newest hold half of a {item}'s influence."
+_RAISES = " J > 0 there: the share of windows in which a rise at its strongest lag raises the output."
+_POSITIVE = " {letter} > 0 there: the share of windows in which it is positive where it is strongest."
+_IMPORTANCE = "Importance: mean {size}, {unit}."
+_PROFILE = "Mean {size} by {lag}, the most important {item}s first, {unit}."
 _DISTRIBUTION = (
     "J of all windows, lags and outputs together, in units of the output per unit of the feature; quantiles to 1.6 %."
 )
-_MOMENTS = "Windows with the largest |J| × the input's std, no two of the same event."
-_GROUPS = "Influence: mean |J| × the input's std, its mean over lags summed over features, in units of the output."
+_TOGETHER = "{letter} of all windows, of each {item} by itself, in units of the output{per}; quantiles to 1.6 %."
+_MOMENTS = "Windows with the largest {size}, no two of the same event."
+_GROUPS = "Influence: mean {size}, {mean}summed over {item}s, {unit}."
 NUMBER = (int, float, np.integer, np.floating)
 
 
@@ -103,6 +106,15 @@ def _note(shown: int, whole: int, what: str, command: str) -> tuple[str, str]:
     return ("", "") if whole <= shown else (f"{shown:,} of {whole:,} {what}. All of them:", command)
 
 
+def _said(text: str, answers: Answers) -> str:
+    """A caption of what the report is of."""
+    own = answers.terms
+    size = f"|{own.letter}|{own.scaling if answers.scaled else ''}"
+    unit = f"in units of the output{own.left if answers.scaled else own.per}"
+    mean = f"its mean over {own.lag}s " if own.lag else ""
+    return text.format(size=size, unit=unit, mean=mean, letter=own.letter, item=own.item, lag=own.lag, per=own.per)
+
+
 def tables(state: State, answers: Answers) -> Iterator[Table]:
     if answers.said:
         yield from _of_derivatives(state, answers)
@@ -111,42 +123,48 @@ def tables(state: State, answers: Answers) -> Iterator[Table]:
 
 def _of_derivatives(state: State, answers: Answers) -> Iterator[Table]:
     found = measures.features(answers)
-    yield _importance(state, found)
-    yield _profile(state, answers)
+    yield _importance(state, answers, found)
+    if answers.terms.lag:
+        yield _profile(state, answers)
     if "pooled" in answers:
         yield _distribution(state, answers, [one.name for one in found])
     if "moments" in answers:
-        yield _moments(state, answers["moments"])
+        yield _moments(state, answers)
     if "month-lag" in answers and words.of_several_groups(answers["month-lag"]):
-        yield _groups(answers["month-lag"], state)
+        yield _groups(answers, "month-lag", state)
     if "sites" in answers:
-        yield _groups(answers["sites"], state, len(state.run.survey.sites))
+        yield _groups(answers, "sites", state, len(state.run.survey.sites))
     for dim in targets(answers["mean-abs"]):
         if answers["mean-abs"].sizes[dim] > 1:
-            yield _targets(answers["mean-abs"], dim, state)
+            yield _targets(answers, dim, state)
 
 
-def _importance(state: State, found: list[measures.Feature]) -> Table:
+def _importance(state: State, answers: Answers, found: list[measures.Feature]) -> Table:
+    own, held = answers.terms, answers.terms.lag == "lag"
     rows = [
         (
             one.name,
             (one.importance, words.number(one.importance) + _ends(one.interval)),
             (one.share, words.percent(one.share) + _ends(one.share_interval, 100)),
-            *((lags, words.number(lags)) for lags in one.held),
-            one.peak_lag,
+            *((lags, words.number(lags)) for lags in one.held if held),
+            *([one.peak_lag] if own.lag else []),
             (one.positive, words.percent(one.positive)),
         )
         for one in found[:FEATURES]
     ]
     columns = (
-        *("Feature", "Importance", "Share"),
-        *("50\u00a0% lags", "90\u00a0% lags", "Strongest lag", "J\u00a0>\u00a00 there"),
+        *(own.item.capitalize(), "Importance", "Share"),
+        *(("50\u00a0% lags", "90\u00a0% lags") if held else ()),
+        *((f"Strongest {own.lag}",) if own.lag else ()),
+        f"{own.letter}\u00a0>\u00a00 there",
     )
+    about = _said(_IMPORTANCE + _HELD * held + (_RAISES if own.plain else _POSITIVE), answers)
     sure = np.isfinite([one.interval for one in found]).any()
-    caption = f"{_IMPORTANCE} In brackets: {words.percent(LEVEL)} intervals." if sure else _IMPORTANCE
+    caption = f"{about} In brackets: {words.percent(LEVEL)} intervals." if sure else about
     command = f"sensitivity query {state.path} importance --ci 0.9"
-    note, shell = _note(len(rows), len(found), "features", command)
-    return Table("importance", "Importance and memory", caption, columns, rows, note or "By output:", shell or command)
+    note, shell = _note(len(rows), len(found), f"{own.item}s", command)
+    title = "Importance and memory" if held else "Importance"
+    return Table("importance", title, caption, columns, rows, note or "By output:", shell or command)
 
 
 def _ends(interval: tuple[float, float], times: float = 1) -> str:
@@ -155,26 +173,29 @@ def _ends(interval: tuple[float, float], times: float = 1) -> str:
 
 
 def _profile(state: State, answers: Answers) -> Table:
+    own = answers.terms
     values = influence(answers["mean-abs"]).transpose("lag", "feature").sortby("lag")
     order = np.argsort(-np.nan_to_num(values.sum("lag").values), kind="stable")[:COLUMNS]
     lags = values.sizes["lag"]
     some = np.unique(np.linspace(0, lags - 1, min(lags, LAGS)).round().astype(int))
     rows = [(int(values["lag"].values[i]), *(float(values[i, j]) for j in order)) for i in some]
-    columns = ("Lag", *(str(values["feature"].values[j]) for j in order))
+    columns = (own.lag.capitalize(), *(str(values["feature"].values[j]) for j in order))
     command = f"sensitivity query {state.path} lag-profile"
     whole = lags * values.sizes["feature"]
     note = (
         ""
         if len(some) * len(order) == whole
         else (
-            f"{len(some):,} of {lags:,} lags and {len(order):,} of {values.sizes['feature']:,} features. All of them:"
+            f"{len(some):,} of {lags:,} {own.lag}s and {len(order):,} of {values.sizes['feature']:,} {own.item}s. "
+            "All of them:"
         )
     )
-    return Table("profile", "Lag profile", _PROFILE, columns, rows, note, command if note else "")
+    title, caption = f"{own.lag.capitalize()} profile", _said(_PROFILE, answers)
+    return Table("profile", title, caption, columns, rows, note, command if note else "")
 
 
 def _distribution(state: State, answers: Answers, order: list[str]) -> Table:
-    found = answers["pooled"]
+    found, own, letter = answers["pooled"], answers.terms, answers.terms.letter
     quantiles = answers["spread"]["pooled_quantile"] if "spread" in answers else None
     at = (0.05, 0.5, 0.95) if quantiles is not None else ()
     rows = []
@@ -195,20 +216,23 @@ def _distribution(state: State, answers: Answers, order: list[str]) -> Table:
             )
         )
     ranks_of = tuple(f"{part:.0%}".replace("%", " %") for part in at)
-    columns = ("Feature", "Mean J", "Mean |J|", "Std of J", "Least", *ranks_of, "Largest", "J > 0")
+    means = (f"Mean {letter}", f"Mean |{letter}|", f"Std of {letter}")
+    columns = (own.item.capitalize(), *means, "Least", *ranks_of, "Largest", f"{letter} > 0")
     command = f"sensitivity query {state.path} summary"
-    note, shell = _note(len(rows), len(order), "features", command)
-    return Table(
-        "distribution", "Distribution", _DISTRIBUTION, columns, rows, note or "By lag and output:", shell or command
-    )
+    note, shell = _note(len(rows), len(order), f"{own.item}s", command)
+    caption, each = _said(_DISTRIBUTION if own.plain else _TOGETHER, answers), "By lag and output:"
+    note = note or (each if own.plain else "Each by itself:")
+    return Table("distribution", "Distribution", caption, columns, rows, note, shell or command)
 
 
-def _moments(state: State, found: xr.Dataset) -> Table:
+def _moments(state: State, answers: Answers) -> Table:
+    found, own = answers["moments"], answers.terms
+    dims = ("feature", "lag", "output", "output_step") if own.plain else roles_of(found).dims[::-1]
     site = ("Site",) if "site" in found.coords else ()
     rows = []
     for i in range(found.sizes["rank"]):
         one = found.isel(rank=i)
-        at = [one[f"at_{name}"].item() for name in ("feature", "lag", "output", "output_step")]
+        at = [one[f"at_{name}"].item() for name in dims]
         where = (str(one["site"].item()),) if site else ()
         sizes = float(one["score"]), float(one["peak"])
         rows.append((i + 1, words.time_text(one["time"].values[()]), *where, *sizes, *at))
@@ -216,40 +240,41 @@ def _moments(state: State, found: xr.Dataset) -> Table:
         "Rank",
         "Window ends",
         *site,
-        "|J|\u00a0×\u00a0std",
-        "J there",
-        "Feature",
-        "Lag",
-        "Output",
-        "Output step",
+        f"|{own.letter}|" + "\u00a0×\u00a0std" * answers.scaled,
+        f"{own.letter} there",
+        *(in_words(dim).capitalize() for dim in dims),
     )
     return Table(
         "moments",
         "Moments that stand out",
-        _MOMENTS,
+        _said(_MOMENTS, answers),
         columns,
         rows,
         "More of them:",
-        f"sensitivity top {state.path} --scaled --count 100",
+        f"sensitivity top {state.path}{' --scaled' * answers.scaled} --count 100",
     )
 
 
-def _groups(found: xr.Dataset, state: State, of: int = 0) -> Table:
+def _groups(answers: Answers, asked: str, state: State, of: int = 0) -> Table:
     """A row for each month, season or site."""
+    found, own = answers[asked], answers.terms
     dim, sums = words.by_group(found)
     by_lag = influence(found).sel({dim: sums[dim]})
     counts = found["count"].sel({dim: sums[dim]}).max([name for name in found["count"].dims if name != dim])
     rows = [
-        ((_place(dim, i, value), words.label(value, dim)), int(counts[i]), *_told(by_lag.isel({dim: i})))
+        ((_place(dim, i, value), words.label(value, dim)), int(counts[i]), *_told(by_lag.isel({dim: i}), own))
         for i, value in enumerate(sums[dim].values.tolist())
     ]
     command = f"sensitivity query {state.path} importance --by {dim}"
     note, shell = _note(len(rows), of, f"{dim}s, those with the most windows", command)
-    columns = (dim.capitalize(), "Windows", *TOLD)
-    return Table(f"by-{dim}", f"By {dim}", _GROUPS, columns, rows, note or "In full:", shell or command)
+    columns = (dim.capitalize(), "Windows", *_titles(own))
+    return Table(f"by-{dim}", f"By {dim}", _said(_GROUPS, answers), columns, rows, note or "In full:", shell or command)
 
 
-TOLD = ("Influence", "First feature", "Its share", "Second feature", "Its share", "90\u00a0% lags")
+def _titles(own: Terms) -> tuple[str, ...]:
+    """Of what `_told` tells."""
+    lags = ("90\u00a0% lags",) if own.lag == "lag" else ()
+    return ("Influence", f"First {own.item}", "Its share", f"Second {own.item}", "Its share", *lags)
 
 
 def _place(dim: str, i: int, value: object) -> object:
@@ -257,7 +282,7 @@ def _place(dim: str, i: int, value: object) -> object:
     return value if dim in ("site", "output") else i
 
 
-def _told(by_lag: xr.DataArray) -> tuple[object, ...]:
+def _told(by_lag: xr.DataArray, own: Terms) -> tuple[object, ...]:
     """Of influence `(lag, feature)`: its mean over lags summed over features, and who holds it."""
     importance = by_lag.mean("lag")
     whole = float(importance.sum())
@@ -267,21 +292,33 @@ def _told(by_lag: xr.DataArray) -> tuple[object, ...]:
         share = float(importance[i]) / whole if whole > 0 else np.nan
         found += [str(importance["feature"].values[i]), (share, words.percent(share))]
     found += ["–", None] * (2 - len(order))
+    if own.lag != "lag":
+        return tuple(found)
     held = float(measures.lags_holding(by_lag.sum("feature"), 0.9))
     return (*found, (held, words.number(held)))
 
 
-def _targets(found: xr.Dataset, dim: str, state: State) -> Table:
+def _targets(answers: Answers, dim: str, state: State) -> Table:
     """A row for each output, or output step; of many as many as there is room for, evenly spaced."""
+    found, own = answers["mean-abs"], answers.terms
     values = found[dim].values
     some = np.unique(np.linspace(0, len(values) - 1, min(len(values), GROUPS)).round().astype(int))
     rows = [
-        (values[i].item() if dim == "output_step" else str(values[i]), *_told(influence(found.isel({dim: [i]}))))
+        (values[i].item() if dim == "output_step" else str(values[i]), *_told(influence(found.isel({dim: [i]})), own))
         for i in some
     ]
-    name = dim.replace("_", " ")
-    note, shell = _note(len(rows), len(values), f"{name}s", f"sensitivity query {state.path} importance")
-    return Table(f"by-{dim.replace('_', '-')}", f"By {name}", _GROUPS, (name.capitalize(), *TOLD), rows, note, shell)
+    several = target_words(found, dim)
+    name = several.removesuffix("s")
+    note, shell = _note(len(rows), len(values), several, f"sensitivity query {state.path} importance")
+    return Table(
+        f"by-{dim.replace('_', '-')}",
+        f"By {name}",
+        _said(_GROUPS, answers),
+        (name.capitalize(), *_titles(own)),
+        rows,
+        note,
+        shell,
+    )
 
 
 def _series(state: State) -> Table:

@@ -10,7 +10,10 @@ import xarray as xr
 from ..plots import influence
 from ..plots.lags import PANELS
 from ..plots.look import most, newest_last, of_one_target, scaled, targets, total
+from ..plots.terms import Terms, target_words, terms_of
+from ..query.roles import CALLED, in_words, roles_of
 from ..query.rows import text_of
+from ..query.sums import TARGET
 from . import measures
 from .answers import LEVEL, Answers
 from .markup import named
@@ -75,9 +78,11 @@ def coverage(state: State) -> str:
     parts = state.coverage
     windows = parts.windows
     if not parts.computed:
-        return f"None of {plural(windows, 'window')} is computed yet: there is nothing to say of derivatives."
+        return f"None of {plural(windows, 'window')} is computed yet: there is nothing to say of {state.terms.nouns}."
     done = f"All {plural(windows, 'window')} are done" if parts.complete else _unfinished(state)
-    skipped = f"; {parts.skipped:,} of them touch a missing value and have no derivative" if parts.skipped else ""
+    skipped = (
+        f"; {parts.skipped:,} of them touch a missing value and have no {state.terms.noun}" if parts.skipped else ""
+    )
     return f"{done}{skipped}."
 
 
@@ -101,30 +106,35 @@ def findings(answers: Answers) -> Iterator[str]:
         return
     found = measures.features(answers)
     by_lag = influence(answers["mean-abs"])
-    yield from _importance(answers, found)
-    yield from _memory(by_lag)
-    yield from _signs(answers, found)
+    if roles_of(answers["importance"]).of("feature"):
+        yield from _importance(answers, found)
+    if answers.terms.lag == "lag":
+        yield from _memory(by_lag, answers.terms)
+    yield from (_signs if answers.terms.signed else _signs_alone)(answers, found)
     yield from _groups(answers)
     yield from _moments(answers)
 
 
 def _importance(answers: Answers, found: list[Feature]) -> Iterator[str]:
     if not found[0].importance > 0:
-        yield _unimportant(found)
+        yield _unimportant(found, answers.terms)
         return
     first = found[0]
     ends = "" if np.isnan(first.share_interval[0]) else f", {_interval(first.share_interval)}"
     others = [f"{named(one.name)} ({percent(one.share)})" for one in found[1:3] if one.importance > 0]
     then = f", then {listed(others)}" if others else ""
-    part = f"{percent(first.share)} of all features' importance"
-    yield f"{named(first.name)} moves {_outputs(answers)} most: {part}{ends}{then}."
+    own = answers.terms
+    part = f"{percent(first.share)} of all {own.item}s' importance"
+    yield f"{named(first.name)} {own.leads.format(outputs=_outputs(answers))}: {part}{ends}{then}."
     small = [one for one in found if one.share < SMALL]
     if 0 < len(small) < len(found):
         names = f": {listed([named(one.name) for one in small])}" if len(small) <= 3 else ""
-        yield f"{plural(len(small), 'feature')} of {len(found):,} hold less than 1 % each{names}."
+        yield f"{plural(len(small), own.item)} of {len(found):,} hold less than 1 % each{names}."
 
 
-def _unimportant(found: list[Feature]) -> str:
+def _unimportant(found: list[Feature], own: Terms) -> str:
+    if not own.plain and not any(one.mean_abs > 0 for one in found):
+        return f"Every {own.noun} is zero."
     if not any(one.mean_abs > 0 for one in found):
         return "Every derivative is zero: the output does not depend on any input."
     if not any(one.std > 0 for one in found):
@@ -141,11 +151,11 @@ def _outputs(answers: Answers) -> str:
     if of_one_target(found):
         name = str(found["output"].values[0]) if "output" in found.coords else "output"
         return "the output" if name == "output" else named(name)
-    parts = [plural(found.sizes[dim], dim.replace("_", " ")) for dim in targets(found) if found.sizes[dim] > 1]
+    parts = [f"{found.sizes[dim]:,} {target_words(found, dim)}" for dim in targets(found) if found.sizes[dim] > 1]
     return f"the outputs (mean over {listed(parts)})"
 
 
-def _memory(by_lag: xr.DataArray) -> Iterator[str]:
+def _memory(by_lag: xr.DataArray, own: Terms) -> Iterator[str]:
     whole = total(by_lag)
     half, most = (measures.lags_holding(whole, part) for part in measures.HELD)
     if not np.isfinite(float(half)):
@@ -155,7 +165,7 @@ def _memory(by_lag: xr.DataArray) -> Iterator[str]:
     if lags == 1:
         return
     yield (
-        f"{_newest(float(half))} of {lags:,} {_hold(float(half))} at least half of the influence of all features "
+        f"{_newest(float(half))} of {lags:,} {_hold(float(half))} at least half of the influence of all {own.item}s "
         f"together, {_newest(float(most)).lower()} {_hold(float(most))} 90\u00a0%."
     )
     if left >= FADED:
@@ -185,8 +195,23 @@ def _signs(answers: Answers, found: list[Feature]) -> Iterator[str]:
         said = f"{ways[0][1]} {what} in {percent(ways[0][0])} of {where}"
         others = [f"{ways[1][1]} {it} in {percent(ways[1][0])}"] if ways[0][0] < CONSTANT else []
         others += [f"has no effect in {percent(1 - sum(part for part, _ in ways))}"] if ways[0][0] < CONSTANT else []
-        rise = f"A rise of {named(one.name)} at lag {one.peak_lag}, where it counts most,"
+        rise = f"A rise of {named(one.name)}{_where(one, answers.terms)}, where it counts most,"
         yield f"{rise} {listed([said, *others])}."
+
+
+def _where(one: Feature, own: Terms) -> str:
+    return f" at {own.lag} {one.peak_lag}" if own.lag else ""
+
+
+def _signs_alone(answers: Answers, found: list[Feature]) -> Iterator[str]:
+    """Where a sign does not say what a rise does."""
+    own = answers.terms
+    told = found[:3] if roles_of(answers["importance"]).of("feature") else []
+    for one in told:
+        if np.isfinite(one.positive) and one.importance > 0:
+            shares = f"positive in {percent(one.positive)} of all cases and negative in {percent(one.negative)}"
+            where = _where(one, own)
+            yield f"The {own.noun} of {named(one.name)}{where}{', where it is largest,' if where else ''} is {shares}."
 
 
 def _groups(answers: Answers) -> Iterator[str]:
@@ -198,11 +223,14 @@ def _groups(answers: Answers) -> Iterator[str]:
     places = int(sums.values.argmax()), int(sums.values.argmin())
     high, low = (label(sums[dim].values[place], dim) for place in places)
     most, least = (f"{float(edge / sums.mean()):.2g}" for edge in (sums.max(), sums.min()))
+    own = answers.terms
+    size = "How much the output depends on its inputs" if own.plain else f"How large {own.nouns} are"
+    is_ = "the output depends on its inputs most" if own.plain else f"{own.nouns} are largest"
     if float(sums.max()) < STEADY * float(sums.min()):
-        yield f"How much the output depends on its inputs hardly varies by {dim}: {least} to {most} times the mean."
+        yield f"{size} hardly varies by {dim}: {least} to {most} times the mean."
     else:
-        times = f"{most} and {least} times the mean"
-        yield f"By {dim}, the output depends on its inputs most in {high} and least in {low}: {times}."
+        least_in = "least" if own.plain else "smallest"
+        yield f"By {dim}, {is_} in {high} and {least_in} in {low}: {most} and {least} times the mean."
 
 
 def of_several_groups(found: xr.Dataset) -> bool:
@@ -222,11 +250,20 @@ def _moments(answers: Answers) -> Iterator[str]:
     if first is None or not float(first["score"]) > 0:
         return
     site = f" at {named(first['site'].item())}" if "site" in first.coords else ""
-    where = f"{named(first['at_feature'].item())} at lag {first['at_lag'].item()}"
+    units = ", in units of the input's spread," if answers.scaled else ""
     yield (
-        f"The largest single derivative, in units of the input's spread, is that by {where} in the window "
+        f"The largest single {answers.terms.noun}{units} is that {_place(first, answers.terms)}in the window "
         f"that ends {time_text(first['time'].values[()])}{site}."
     )
+
+
+def _place(moment: xr.Dataset, own: Terms) -> str:
+    """Where its largest entry is: "by rain at lag 3 "."""
+    if own.plain:
+        return f"by {named(moment['at_feature'].item())} at lag {moment['at_lag'].item()} "
+    dims = [dim for dim in roles_of(moment).dims if dim not in TARGET]
+    labels = [f"{in_words(dim)} {named(moment[f'at_{dim}'].item())}" for dim in dims]
+    return f"at {listed(labels)} " if labels else ""
 
 
 # ---- pictures in words -------------------------------------------------------------------------------
@@ -239,20 +276,20 @@ def of_importance(found: xr.Dataset) -> str:
     parts = [
         f"{named(values['feature'].values[i])} {number(float(values[i]))} ({percent(float(share[i]))})" for i in order
     ]
-    return f"Bar chart of {plural(values.sizes['feature'], 'feature')} by importance: {'; '.join(parts)}."
+    return f"Bar chart of {plural(values.sizes['feature'], terms_of(found).item)} by importance: {'; '.join(parts)}."
 
 
 def of_profile(found: xr.Dataset) -> str:
     values = influence(found)
     order = np.argsort(-np.nan_to_num(values.sum("lag").values))[:4]
-    parts = []
+    parts, lag = [], terms_of(found).lag
     for i in order:
         one = values.isel(feature=int(i))
         if not bool(one.notnull().any()):
             continue
         at = int(one["lag"].values[int(np.nan_to_num(one.values).argmax())])
-        parts.append(f"{named(one['feature'].item())} is largest at lag {at} with {number(float(one.max()))}")
-    return f"Line chart of influence over {plural(values.sizes['lag'], 'lag')}: {'; '.join(parts)}."
+        parts.append(f"{named(one['feature'].item())} is largest at {lag} {at} with {number(float(one.max()))}")
+    return f"Line chart of influence over {plural(values.sizes['lag'], lag)}: {'; '.join(parts)}."
 
 
 def of_band(found: xr.Dataset) -> str:
@@ -263,10 +300,11 @@ def of_band(found: xr.Dataset) -> str:
     one = values[peak[0], peak[1]]
     low, high = (number(float(one.sel(at=edge))) for edge in (0.25, 0.75))
     wide = [number(float(one.sel(at=edge))) for edge in (0.05, 0.95)]
-    where = f"{named(one['feature'].item())} at lag {one['lag'].item()}"
+    own = terms_of(found)
+    where = f"{named(one['feature'].item())} at {own.lag} {one['lag'].item()}"
     return (
-        "Panels of |J| by lag for the features that matter most. The middle half of windows is widest for "
-        f"{where}: from {low} to {high}; nine tenths lie between {wide[0]} and {wide[1]}."
+        f"Panels of |{own.letter}| by {own.lag} for the {own.item}s that matter most. The middle half of windows is "
+        f"widest for {where}: from {low} to {high}; nine tenths lie between {wide[0]} and {wide[1]}."
     )
 
 
@@ -279,12 +317,19 @@ def of_times(found: xr.Dataset) -> str:
     along = "time" if "time" in found.dims else "window"
     values = total(influence(found)).transpose(along, "lag")
     ends = [time_text(values[along].values[place]) for place in (0, -1)]
-    return f"Heat map of influence by time and lag, from {ends[0]} to {ends[1]}; {_largest(values)}."
+    lag = _and_lag(found)
+    return f"Heat map of influence by time{lag}, from {ends[0]} to {ends[1]}; {_largest(values)}."
+
+
+def _and_lag(found: xr.Dataset) -> str:
+    lag = terms_of(found).lag
+    return f" and {lag}" if lag else ""
 
 
 def of_groups(found: xr.Dataset) -> str:
     dim, _ = by_group(found)
-    return f"Heat map of influence by {dim} and lag; {_largest(total(influence(found)).transpose(dim, 'lag'))}."
+    lag = _and_lag(found)
+    return f"Heat map of influence by {dim}{lag}; {_largest(total(influence(found)).transpose(dim, 'lag'))}."
 
 
 def of_steps(found: xr.Dataset) -> str:
@@ -300,30 +345,38 @@ def of_distribution(found: xr.Dataset) -> str:
         f"{number(float(values[int(i)].sel(at=0.95)))}"
         for i in order
     ]
-    return f"Box chart of derivatives; the middle nine tenths are: {'; '.join(parts)}."
+    return f"Box chart of {terms_of(found).nouns}; the middle nine tenths are: {'; '.join(parts)}."
 
 
 def of_window(found: xr.Dataset) -> str:
     values = scaled(found, "jacobian").transpose("output_step", "output", "lag", "feature")
     if not bool(values.notnull().any()):
-        return "One window, without derivatives."
+        return f"One window, without {terms_of(found).nouns}."
     place = np.unravel_index(int(np.nan_to_num(np.abs(values.values)).argmax()), values.shape)
-    cell = values[tuple(map(int, place))]
+    cell, own = values[tuple(map(int, place))], terms_of(found)
+    shown = f"Inputs and {own.nouns}" if "input" in found or own.plain else f"The {own.nouns}"
+    at = f" at {own.lag} {cell['lag'].item()}" if own.lag else ""
     return (
-        f"Inputs and derivatives of the window that ends at {time_text(found['time'].values[()])}; the largest is "
-        f"{number(float(cell))} by {named(cell['feature'].item())} at lag {cell['lag'].item()}."
+        f"{shown} of the window that ends at {time_text(found['time'].values[()])}; the largest is "
+        f"{number(float(cell))} by {named(cell['feature'].item())}{at}."
     )
 
 
 def _shape(values: xr.DataArray) -> str:
-    return " by ".join(plural(values.sizes[dim], str(dim).replace("_", " ")) for dim in values.dims)
+    return " by ".join(plural(values.sizes[dim], _called(values, str(dim))) for dim in values.dims)
+
+
+def _called(values: xr.DataArray, dim: str) -> str:
+    """What a dim is, in words; "" for one that stands for nothing."""
+    return values[dim].attrs.get(CALLED, dim.replace("_", " ")) if dim in values.coords else dim.replace("_", " ")
 
 
 def _largest(values: xr.DataArray) -> str:
     """Where the largest value stands, in words."""
     filled = np.nan_to_num(values.values, nan=-1.0)
     cell = values[tuple(map(int, np.unravel_index(int(filled.argmax()), filled.shape)))]
-    labels = [f"{str(dim).replace('_', ' ')} {_at(cell, str(dim))}" for dim in values.dims]
+    called = {str(dim): _called(values, str(dim)) for dim in values.dims}
+    labels = [f"{words} {_at(cell, dim)}" for dim, words in called.items() if words]
     return f"the largest value, {number(float(cell))}, is at {listed(labels)}"
 
 
