@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import plots, query, report
+    from . import plots, query, recurrent, report
     from .api import jacobian
     from .errors import Refused
     from .job import Job
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .report import overview
 
 __version__ = "0.1.0"
-__all__ = ["Job", "Refused", "jacobian", "open_run", "overview", "plots", "query", "report"]
+__all__ = ["Job", "Refused", "jacobian", "open_run", "overview", "plots", "query", "recurrent", "report"]
 
 _HOMES = {"Job": "job", "Refused": "errors", "jacobian": "api", "open_run": "query", "overview": "report"}
 
