@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from ..errors import Refused
 from ..plots import Picture, look
@@ -16,6 +16,7 @@ from .canvas import drawn, sound
 from .decay import Decay
 
 _MOST = len(look.COLOURS)
+_DECADES = 3  # with more ticks than one each
 _FLAT = 0.02  # decades: norms that hardly differ are not blown up to the height of the page
 
 
@@ -42,12 +43,12 @@ def _draw(figure: Figure, decays: list[Decay]) -> None:
     axes.set_xlabel(_lag_label(decays))
     axes.set_ylabel(f"{' or '.join(sorted({one.unit for one in decays}))} (logarithmic)")
     _decades(axes)
-    figure.legend(loc="outside lower left", fontsize="small", ncols=1, handlelength=3)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), fontsize="small", handlelength=3)
     quantities = dict.fromkeys(one.quantity for one in decays)
     samples = dict.fromkeys(one.sample for one in decays)
     said = "band: middle half of windows · dashed: fit · ring: halved or doubled"
-    look.title(figure, "How far back the layer's memory reaches", *quantities, *samples, said)
-    sound(figure, "; ".join(f"{one.layer} ({one.direction}): {one.alarm}" for one in decays if one.alarm))
+    look.title(figure, "Vanishing or exploding: norms by lag", *quantities, *samples, said)
+    sound(figure, "\n".join(f"{one.alarm}: {look.plain(one.layer)} ({one.direction})" for one in decays if one.alarm))
 
 
 def _curve(axes: Axes, decay: Decay, i: int) -> None:
@@ -74,16 +75,22 @@ def _log10(logs: np.ndarray) -> np.ndarray:
 
 
 def _decades(axes: Axes) -> None:
+    """Ticks at 1, 2 and 5 times powers of ten, or at powers of ten alone where there are many."""
     low, high = axes.get_ylim()
     if high - low < _FLAT:
-        axes.set_ylim(low - _FLAT, high + _FLAT)
-    low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(MaxNLocator(integer=high - low > 4))
+        low, high = low - _FLAT, high + _FLAT
+    axes.set_ylim(low, high)
+    if high - low > _DECADES:
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    elif high - low > 0.5:
+        powers = np.arange(math.floor(low), math.ceil(high) + 1)
+        ticks = np.add.outer(powers, np.log10([1, 2, 5])).ravel()
+        axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda exponent, _: _number(exponent)))
 
 
 def _number(exponent: float) -> str:
-    if abs(exponent) < 3:
+    if abs(exponent) < 4:
         return f"{10**exponent:.3g}"
     whole = math.floor(exponent + 1e-9)
     return f"{10 ** (exponent - whole):.2g}e{whole}"
@@ -92,5 +99,6 @@ def _number(exponent: float) -> str:
 def _lag_label(decays: list[Decay]) -> str:
     where = {"forward": "newest", "backward": "oldest"}
     directions = dict.fromkeys(one.direction for one in decays)
-    ends = [f"the window's {where[one]} step for the {one} pass" for one in directions]
-    return f"lag (steps back from where the pass ends: {', '.join(ends)})"
+    if len(directions) > 1:
+        return "lag (steps back along each pass, from the window's newest step or, backward, its oldest)"
+    return f"lag (steps back along the pass, from the window's {where[next(iter(directions))]} step)"

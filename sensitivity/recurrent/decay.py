@@ -69,7 +69,7 @@ class Decay:
 
     @property
     def _is_lost(self) -> np.ndarray:
-        return ~(self.log_norms < np.inf).all(1)
+        return np.any(~(self.log_norms < np.inf), axis=1)
 
     @cached_property
     def median(self) -> np.ndarray:
@@ -221,4 +221,5 @@ def _fitted(lags: np.ndarray, logs: np.ndarray, first: int) -> Fit | None:
 
 
 def _steps(count: float) -> str:
-    return f"{count:.3g} step{'' if count == 1 else 's'}"
+    number = f"{count:.3g}"
+    return f"{number} step{'' if number == '1' else 's'}"

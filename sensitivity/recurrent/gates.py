@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,31 +27,29 @@ def draw_histograms(parts: Sequence[Part]) -> Picture:
     """How a layer's weights, or gradients by them, are distributed: a row a kind, a column a gate, directions together.
 
     parts: of one layer, as `weights`, `gradients` and `weight_gradients` give them, or some of them. Shares of a part's
-    finite numbers, in percent; panels of a row have one scale. A panel with NaN or infinite numbers has a frame and
-    says so.
+    finite numbers, in percent; each panel has a scale of its own, in units of the weight or of the gradient. A panel
+    with NaN or infinite numbers has a frame and says so.
     """
     kinds, gates, _ = _laid_out(parts)
 
     def draw(figure: Figure) -> None:
-        every = figure.subplots(len(kinds), len(gates), squeeze=False, sharex="row")
-        for row, kind in enumerate(kinds):
-            edges = _edges([part for part in parts if part.kind == kind])
-            for column, gate in enumerate(gates):
-                own = [part for part in parts if (part.kind, part.gate) == (kind, gate)]
-                _histogram(every[row, column], own, edges)
-                every[row, column].set_title(f"{kind}, {gate}", loc="left")
+        every = figure.subplots(len(kinds), len(gates), squeeze=False)
+        for axes, (kind, gate) in zip(every.flat, itertools.product(kinds, gates), strict=True):
+            _histogram(axes, [part for part in parts if (part.kind, part.gate) == (kind, gate)])
+            axes.set_title(f"{kind}, {gate}", loc="left")
         _legend(figure, parts)
         figure.supylabel("% of the part's numbers", fontsize=9)
-        _finish(figure, parts, "histograms", f"{BINS} bins")
+        _finish(figure, parts, f"{BINS} bins a panel, each with its own scale")
 
     return drawn(draw, 1.5 + 1.6 * len(kinds))
 
 
-def draw_matrices(parts: Sequence[Part]) -> Picture:
+def draw_matrices(parts: Sequence[Part], *, shared: bool = True) -> Picture:
     """A layer's weights, or gradients by them, as images: a row a direction and kind, a column a gate.
 
-    parts: as for `draw_histograms`. Columns of an image are the gate's units, rows what they are fed by; a row of
-    panels has one colour scale, in units of the weight or of the gradient. What is not finite has a colour of its own.
+    parts: as for `draw_histograms`. Columns of an image are the gate's units, rows what they are fed by. shared:
+    a row of panels has one colour scale, in units of the weight or of the gradient; otherwise each panel has its own.
+    What is not finite has a colour of its own, and its panel a frame.
     """
     kinds, gates, directions = _laid_out(parts)
     rows = [(direction, kind) for direction in directions for kind in kinds]
@@ -60,11 +59,11 @@ def draw_matrices(parts: Sequence[Part]) -> Picture:
         every = figure.subplots(len(rows), len(gates), squeeze=False, height_ratios=heights)
         for row, (direction, kind) in enumerate(rows):
             found = {part.gate: part for part in parts if (part.direction, part.kind) == (direction, kind)}
-            _images(figure, every[row], found, gates, row == len(rows) - 1)
+            _images(figure, every[row], found, gates, shared, last=row == len(rows) - 1)
             every[row, 0].set_ylabel(_row_label(direction, kind, len(directions) > 1), fontsize=8)
         for axes, gate in zip(every[0], gates, strict=True):
             axes.set_title(f"gate {gate}", loc="left")
-        _finish(figure, parts, "images", "columns: units of the gate")
+        _finish(figure, parts, "columns: units of the gate", "" if shared else "each image has its own scale")
 
     return drawn(draw, 1.5 + sum(heights) + 0.25 * len(rows))
 
@@ -90,7 +89,10 @@ def _edges(parts: list[Part]) -> np.ndarray:
     return np.linspace(low - room, high + room, BINS + 1)
 
 
-def _histogram(axes: Axes, parts: list[Part], edges: np.ndarray) -> None:
+def _histogram(axes: Axes, parts: list[Part]) -> None:
+    if not parts:
+        return axes.set_axis_off()
+    edges = _edges(parts)
     for part in parts:
         finite = part.values[np.isfinite(part.values)].astype("float64")
         share = 100 * np.histogram(finite, edges)[0] / max(1, finite.size)
@@ -99,8 +101,9 @@ def _histogram(axes: Axes, parts: list[Part], edges: np.ndarray) -> None:
             axes.stairs(share, edges, fill=True, color=colour, alpha=0.35)
         axes.stairs(share, edges, color=colour, linewidth=1.2)
     axes.axvline(0, color="#999999", linewidth=0.6, zorder=0)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=3))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.ticklabel_format(axis="x", style="sci", scilimits=(-2, 3))
     axes.set_ylim(bottom=0)
     _warn(axes, parts)
 
@@ -117,32 +120,40 @@ def _warn(axes: Axes, parts: list[Part]) -> None:
 def _legend(figure: Figure, parts: Sequence[Part]) -> None:
     directions = [one for one in _DIRECTIONS if any(part.direction == one for part in parts)]
     if len(directions) > 1:
-        figure.legend(handles=[Patch(color=_COLOUR[one], label=one) for one in directions], loc="outside right upper")
+        figure.legend(handles=[Patch(color=_COLOUR[one], label=one) for one in directions], loc="upper right", ncols=2)
 
 
-def _images(figure: Figure, panels: Any, found: dict[str, Part], gates: list[str], last: bool) -> None:
+def _images(figure: Figure, panels: Any, found: dict[str, Part], gates: list[str], shared: bool, *, last: bool) -> None:
     values = {gate: np.atleast_2d(part.values.astype("float64")) for gate, part in found.items()}
     whole = np.concatenate([array.ravel() for array in values.values()])
-    end, extend = scale(whole)
     for axes, gate in zip(panels, gates, strict=True):
         if gate not in values:
             axes.set_axis_off()
             continue
+        end, extend = scale(whole if shared else values[gate])
         shown = image(axes, values[gate], end, signed=True)
-        axes.spines[:].set_visible(False)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=4, min_n_ticks=1))
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4, min_n_ticks=1))
-        axes.tick_params(labelbottom=last, labelleft=axes is panels[0] and len(values[gate]) > 1)
+        _dress_image(axes, len(values[gate]) > 1, first=axes is panels[0], last=last)
         _warn(axes, [found[gate]])
-    bar(figure, shown, list(panels), extend, "")
+        if not shared:
+            bar(figure, shown, axes, extend, "")
+    if shared:
+        first = next(iter(found.values()))
+        bar(figure, shown, list(panels), extend, first.of if first.values.ndim > 1 else "")
+
+
+def _dress_image(axes: Axes, is_matrix: bool, *, first: bool, last: bool) -> None:
+    axes.spines[:].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=4, min_n_ticks=1))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4, min_n_ticks=1))
+    axes.tick_params(labelbottom=last, labelleft=first and is_matrix, left=is_matrix)
 
 
 def _row_label(direction: str, kind: str, several: bool) -> str:
-    name = f"{direction}\n{kind}" if several else kind
+    name = f"{direction}\n{kind}" if several else kind.replace(" ", "\n")
     return f"{name}\n({_AXES[kind]})" if kind in _AXES else name
 
 
-def _finish(figure: Figure, parts: Sequence[Part], what: str, *more: str) -> None:
+def _finish(figure: Figure, parts: Sequence[Part], *more: str) -> None:
     first, found = parts[0], alarms(parts)
     count = sum(part.values.size for part in parts)
     look.title(figure, f"{first.of.capitalize()}s of {look.plain(first.layer)}, by gate", f"{count:,} numbers", *more)

@@ -38,9 +38,10 @@ class Statistics:
     @classmethod
     def of(cls, values: np.ndarray) -> Statistics:
         finite = values[np.isfinite(values)].astype("float64")
-        ends = (finite.mean(), finite.std(), finite.min(), finite.max()) if finite.size else (math.nan,) * 4
+        known = finite if finite.size else np.array([math.nan])
         nans, infinities = int(np.isnan(values).sum()), int(np.isinf(values).sum())
-        return cls(values.size, *map(float, ends), float((values == 0).mean()), nans, infinities)
+        mean, std, least, most = (float(f(known)) for f in (np.mean, np.std, np.min, np.max))
+        return cls(values.size, mean, std, least, most, float((values == 0).mean()), nans, infinities)
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,9 +57,10 @@ def draw_lines(
         hide(every.flat[len(units) :])
         for axes in every.flat[max(0, len(units) - columns) : len(units)]:
             axes.tick_params(labelbottom=True)
+            axes.set_xlabel("lag (steps back)")
         figure.supylabel(unit, fontsize=9)
         chosen = of_all(len(units), values.shape[-1], "units", _LARGEST)
-        _finish(figure, f"Gradients by the output of {look.plain(layer)}", values, chosen, windows, _LAG["forward"])
+        _finish(figure, f"Gradients by the output of {look.plain(layer)}", values, chosen, windows)
 
     return drawn(draw, 1.6 + 1.5 * rows)
 
@@ -83,10 +84,15 @@ def _lines(axes: Axes, values: np.ndarray) -> None:
     for i, line in enumerate(np.where(np.isfinite(values), values, np.nan)):
         axes.plot(lags, line, color=colours[i % len(colours)], linewidth=0.9, alpha=0.8, marker=_marker(line))
     axes.axhline(0, color="#999999", linewidth=0.6, zorder=0)
-    broken = lags[~np.isfinite(values).all(0)]
-    axes.plot(broken, np.full(len(broken), 0.03), "x", color=ALARM, transform=axes.get_xaxis_transform(), clip_on=False)
+    _cross(axes, lags[~np.isfinite(values).all(0)])
     axes.set_xlim(len(lags) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, nbins=5))
+
+
+def _cross(axes: Axes, places: np.ndarray) -> None:
+    """Just above the axis, where numbers are not finite."""
+    if len(places):
+        axes.plot(places, np.full(len(places), 0.03), "x", color=ALARM, transform=axes.get_xaxis_transform())
 
 
 def _marker(line: np.ndarray) -> str:
@@ -186,17 +192,16 @@ def _points(axes: Axes, values: np.ndarray, windows: np.ndarray) -> None:
     kept = np.isfinite(finite).any(0)
     axes.plot(units[kept], np.nanmedian(finite[:, kept], 0), "_", color="black", markersize=9, markeredgewidth=1.6)
     axes.axhline(0, color="#999999", linewidth=0.6, zorder=0)
-    broken = units[~np.isfinite(values).all(0)]
-    axes.plot(broken, np.full(len(broken), 0.03), "x", color=ALARM, transform=axes.get_xaxis_transform(), clip_on=False)
+    _cross(axes, units[~np.isfinite(values).all(0)])
     axes.set_xlim(-0.7, len(units) - 0.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("unit")
 
 
-def _finish(figure: Figure, what: str, values: np.ndarray, chosen: str, windows: np.ndarray, lag: str = "") -> None:
+def _finish(figure: Figure, what: str, values: np.ndarray, chosen: str, windows: np.ndarray) -> None:
     said = of_all(len(windows), len(values), "windows", _EVEN)
     crosses = "crosses: not finite" if alarm_of(values) else ""
-    look.title(figure, what, chosen, said, crosses, f"along: {lag}" if lag else "")
+    look.title(figure, what, chosen, said, crosses)
     sound(figure, alarm_of(values))
 
 
