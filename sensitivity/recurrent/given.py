@@ -55,6 +55,8 @@ class Watch:
 
     def __init__(self, model: keras.Model, halves: tuple[Half, ...]) -> None:
         self._model, self._halves, self._owner = model, halves, halves[0].owner
+        if getattr(self._owner, "stateful", False):
+            raise self._refused("stateful=True", "layers that begin anew with each window", "build it without that")
         self._function = as_graph(self._traced)
 
     def __call__(self, windows: np.ndarray) -> Given:
@@ -95,8 +97,6 @@ class Watch:
         (call,) = calls
         if call.get("training") is True:
             raise self._refused("a call in training", "a call as for predictions", "build the model without training=")
-        if getattr(self._owner, "stateful", False):
-            raise self._refused("stateful=True", "windows that begin anew", "build the layer without it")
         sequences = tf.cast(call["sequences"], self._owner.compute_dtype)
         masked = None if call.get("mask") is None else ~tf.reduce_all(tf.cast(call["mask"], "bool"))
         return sequences, self._states(call.get("initial_state"), sequences), masked
