@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .asked import PRODUCTS
 
 if TYPE_CHECKING:
-    from . import plots, query, report
+    from . import plots, query, recurrent, report
     from .api import (
         expected_gradients,
         gradient_norm,
@@ -43,6 +43,7 @@ __all__ = [
     "overview",
     "plots",
     "query",
+    "recurrent",
     "report",
     "smooth_gradients",
     "vjp",

@@ -52,6 +52,7 @@ CHAIN = [
         "creation",
     ),
     *("commits", "tally", "standing", "integrity", "writing", "worker", "kept", "api", "site_index", "query", "plots"),
+    "recurrent",
     "report",
 ]
 

@@ -1,0 +1,44 @@
+"""What goes on inside recurrent layers: how far back their state remembers, and their weights and gradients by gate.
+
+For LSTM, GRU, SimpleRNN and Bidirectional layers of a Keras model, inner models' too; in process, on arrays of windows.
+
+    from sensitivity import plots, recurrent
+
+    decays = recurrent.jacobian_decay(model, windows, "lstm")
+    print(decays[0])                                    # lstm (forward): vanishing: halves every 4.1 steps …
+    plots.save(recurrent.draw_decay(decays), "decay.svg")
+    print(recurrent.report(recurrent.weight_gradients(model, windows, "lstm")))
+
+Functions that compute return dataclasses of arrays, those named `draw_…` figures of these, which `plots.save` writes.
+"""
+
+from __future__ import annotations
+
+from .curves import draw_decay
+from .decay import Decay, Fit, gradient_decay
+from .gates import draw_histograms, draw_matrices
+from .halves import layers
+from .jacobians import jacobian_decay
+from .parts import Part, Statistics, alarms, gradients, report, weight_gradients, weights
+from .paths import draw_heatmap, draw_lines, draw_points
+
+__all__ = [
+    "Decay",
+    "Fit",
+    "Part",
+    "Statistics",
+    "alarms",
+    "draw_decay",
+    "draw_heatmap",
+    "draw_histograms",
+    "draw_lines",
+    "draw_matrices",
+    "draw_points",
+    "gradient_decay",
+    "gradients",
+    "jacobian_decay",
+    "layers",
+    "report",
+    "weight_gradients",
+    "weights",
+]
