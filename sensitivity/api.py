@@ -21,10 +21,12 @@ from .findings import refusals
 from .job import SensitivitySection, parse_bytes
 from .kept import Found, Kept, State, kept_with
 from .layers import leaf_layers
+from .loading import in_full_precision
 from .machine import available_memory
 from .model import CallFacts, Target, describe_call
 from .plan import MiB, bytes_per_window, human_bytes
 from .progress import progress
+from .saved_models import as_model
 from .setting import Choice, Setting
 from .tuning import BUILD_BYTES, Room, tune
 
@@ -120,6 +122,8 @@ def jacobian(
 ) -> np.ndarray | tuple[np.ndarray, Report]:
     """∂ model(windows) / ∂ windows, window by window: `tape.batch_jacobian` that fits in memory, at its fastest.
 
+    model: a Keras model, or what tf.saved_model.load gives, or a tf.Module that is called with windows. Of half
+        precision it is computed in float32, and `Report.lost` says so.
     windows: `(batch, *source)`, usually `(batch, lag, feature)`; anything NumPy takes, in the model's units.
     memory: bytes to use above what the process has, as a number or "2GB": for a copy of the windows in the model's
         dtype, the result, the compiler and the calls. Of the compiler's 170 MB, what is beyond 340 MB is counted, so
@@ -156,6 +160,7 @@ def jacobian(
     started = time.perf_counter()
     given, baseline = _given_bytes(memory), machine.resident_memory()
     with machine.span() as peak:
+        model = in_full_precision(as_model(model))
         source = _source(windows, _dtype(model))
         store = kept_with(model)
         target = _described(model, source, wanted, store)
@@ -312,5 +317,5 @@ def _given_bytes(memory: str | int | None) -> int:
 
 
 def _dtype(model: keras.Model) -> str:
-    dtypes = {str(layer.dtype_policy.variable_dtype) for layer in leaf_layers(model)}
+    dtypes = {str(layer.dtype_policy.variable_dtype) for layer in leaf_layers(model) or [model]}
     return "float64" if "float64" in dtypes else "float32"

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from .backward import backward
 from .errors import Refused
 from .fitness import Unfit
 from .heads import Selection, heads, joined, labels, require_batched, require_floating, select, steps_and_channels
 from .job import WindowsSection
-from .layers import keras
+from .layers import keras, steps_folded
+from .precision import said
 from .recurrence import Recurrence, recurrence
 from .tracing import traced
 from .walks import ScanFacts, Walk, of_all_lags, of_last_lags
@@ -33,6 +36,8 @@ class CallFacts:
     selection: the outputs that it is wanted of, which `target_shape` is the shape of.
     smooth: the derivative has no jumps, as far as the graph's operations tell (a ReLU's has one).
     operations: in the graph of the forward pass; an unrolled loop has thousands.
+    only_gradient, together, linear: what the backward pass allows, as `Backward` says.
+    lost: what of the model as it was given is not kept, such as its half precision.
     """
 
     input_shape: tuple[int, ...]
@@ -47,6 +52,10 @@ class CallFacts:
     smooth: bool
     operations: int
     dtype: str
+    only_gradient: str = field(default="", kw_only=True)
+    together: int | None = field(default=None, kw_only=True)
+    linear: bool = field(default=True, kw_only=True)
+    lost: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def target_size(self) -> int:
@@ -120,6 +129,7 @@ class ModelFacts(CallFacts):
         content = {"scan": None, "no_scan": reason, "max_lag": None, "selection": {}, **content}
         lists = {name: tuple(content[name]) for name in ("input_shape", "target_shape", "outputs")}
         lists["recurrent"] = tuple(map(tuple, content["recurrent"]))
+        lists["lost"] = tuple(content.get("lost", ()))
         chosen = {name: None if part is None else tuple(part) for name, part in content["selection"].items()}
         known = {part.name for part in fields(ScanFacts)} == set(content["scan"] or ())
         scan = ScanFacts(**content["scan"]) if known else None
@@ -140,6 +150,12 @@ class Target:
     def recurrence(self) -> Recurrence:
         """The model as one causal cell, proved once for all kernels of this target."""
         return recurrence(self.model, self.facts.input_shape, self.of, self.facts.dtype)
+
+    def folded(self) -> contextlib.AbstractContextManager[None]:
+        """Within, steps are samples of one batch to `TimeDistributed` layers, where gradients are linear: where one is
+        clipped, it is clipped step by step.
+        """
+        return steps_folded(self.model) if self.facts.linear else contextlib.nullcontext()
 
     def __call__(self, windows: tf.Tensor) -> tf.Tensor:
         # No `training=`: it would override what a model was built with, and hide it from the audit.
@@ -193,7 +209,12 @@ def _run_once(
     names = labels({name: channels for name, (_, channels) in shapes.items()})
     selection = select(steps, names, output_steps, outputs)
     target_shape = tuple(selection.of(joined(found)).shape[1:])
-    scan, no_scan = _scan(model, shape, of, dtype, target_shape)
+
+    def target(windows: tf.Tensor) -> tf.Tensor:
+        return selection.of(joined(heads(model, model(windows), of)))
+
+    back = backward(model, target, shape, dtype, seen.operations)
+    scan, no_scan = (None, back.only_gradient) if back.only_gradient else _scan(model, shape, of, dtype, target_shape)
     facts = CallFacts(
         input_shape=shape,
         target_shape=target_shape,
@@ -207,6 +228,8 @@ def _run_once(
         smooth=seen.smooth,
         operations=len(seen.operations),
         dtype=dtype,
+        lost=said(model),
+        **vars(back),
     )
     _require_lags(facts, steps)
     return facts, steps, names

@@ -227,13 +227,18 @@ def call_memory(facts: CallFacts, setting: Setting) -> int:
     if setting.kernel == "scan":
         return setting.windows_per_call * _scan_numbers(facts, setting) * facts.itemsize
     gradient = setting.kernel == "gradient"
+    rows = setting.outputs_per_call or facts.target_size
     looped = not gradient and not setting.experimental_use_pfor
     recurrent = sum((16 if looped else 8) * length * units for length, units in facts.recurrent)
     activations = facts.activations + recurrent + facts.source_size
     backward = at_once(facts, setting) * (activations + facts.activations + facts.source_size)
-    rows = setting.outputs_per_call or facts.target_size
     result = (2 if gradient else 6 if looped else 3) * rows * (facts.source_size + 1)
-    return setting.windows_per_call * (activations + facts.activations + backward + result) * facts.itemsize
+    passed = activations + facts.activations + backward
+    if gradient:  # a sample for every output
+        samples = setting.windows_per_call * rows
+        taped = min(samples, facts.together or samples)
+        return (taped * passed + setting.windows_per_call * (result + rows * facts.target_size)) * facts.itemsize
+    return setting.windows_per_call * (passed + result) * facts.itemsize
 
 
 def _scan_numbers(facts: CallFacts, setting: Setting) -> int:

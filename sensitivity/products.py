@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from .errors import Refused
-from .layers import as_graph, steps_folded
+from .layers import as_graph
 from .model import CallFacts, Target
 
 TOLERANCE = 1e-4  # of the largest entry: float32 and another order of adding stay below 1e-5
@@ -57,7 +57,7 @@ def _plainly(target: Target, product: Callable[..., tf.Tensor], *given: np.ndarr
     tensors = map(tf.constant, given)
     if not target.facts.recurrent:
         return product(*tensors).numpy()
-    with steps_folded(target.model):
+    with target.folded():
         return as_graph(product)(*tensors).numpy()
 
 
@@ -128,7 +128,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Probe:
-    """A random vector's product with the Jacobian of a few windows, by plain reverse mode: kernels must agree with it.
+    """Products of vectors with the Jacobian of a few windows, by plain reverse mode: kernels must agree with them.
 
     vectors: `(batch, *target_shape)`. expected: `(batch, *input_shape)`.
     """
@@ -140,15 +140,25 @@ class Probe:
     @classmethod
     def of(cls, target: Target, windows: np.ndarray) -> Probe:
         facts = target.facts
-        random = np.random.default_rng(0).standard_normal((len(windows), *facts.target_shape)).astype(windows.dtype)
-        vectors = Seen.of(facts, len(windows)).vectors(random)
-        return cls(facts, vectors, vjp(target, windows.reshape(-1, *facts.input_shape), vectors))
+        vectors = Seen.of(facts, len(windows)).vectors(_vectors(facts, len(windows)).astype(windows.dtype))
+        source, size = windows.reshape(-1, *facts.input_shape), facts.together or len(windows)
+        parts = [vjp(target, source[i : i + size], vectors[i : i + size]) for i in range(0, len(source), size)]
+        return cls(facts, vectors, np.concatenate(parts))
 
     def error(self, jacobian: np.ndarray) -> float:
         """Of the Jacobian of these windows, or of the first of them, relative to the largest entry of the product."""
         count = len(jacobian)
         seen = Seen.of(self.facts, count)
         return relative_error(contracted(self.vectors[:count], seen.rows(jacobian)), seen.steps(self.expected[:count]))
+
+
+def _vectors(facts: CallFacts, count: int) -> np.ndarray:
+    """Random ones `(count, *target_shape)`; where a product is not linear in them, one output of each window."""
+    random = np.random.default_rng(0)
+    if facts.linear:
+        return random.standard_normal((count, *facts.target_shape))
+    wanted = random.integers(facts.target_size, size=count)
+    return np.eye(facts.target_size)[wanted].reshape(count, *facts.target_shape)
 
 
 def require_agreement(kernel: str, error: float) -> None:

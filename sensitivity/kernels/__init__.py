@@ -22,7 +22,7 @@ from types import ModuleType
 
 import tensorflow as tf
 
-from ..layers import as_graph, leaf_layers, steps_folded
+from ..layers import as_graph, leaf_layers
 from ..model import CallFacts, Target
 from ..setting import Setting
 from . import batch_jacobian, forward, gradient, scan
@@ -39,6 +39,8 @@ __all__ = ["KERNELS", "compile_kernel", "pfor_fallbacks", "signature", "why_not"
 
 def why_not(name: str, facts: CallFacts, *, pfor: bool = False, xla: bool = False) -> str | None:
     """Why the kernel `name` cannot serve the model so, by pfor or a loop, by XLA or not; None where it can."""
+    if facts.only_gradient and name != "gradient":
+        return facts.only_gradient
     if facts.by_output_step and name != "scan":
         return "max_lag counts back from each output's own step, which the scan alone does"
     return KERNELS[name].why_not(facts, pfor=pfor, xla=xla)
@@ -49,7 +51,7 @@ def compile_kernel(target: Target, setting: Setting) -> tf.types.experimental.Po
     kernel = KERNELS[setting.kernel].build(target, setting)
 
     def traced(windows: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        with _cudnn(target, setting.use_cudnn), steps_folded(target.model):
+        with _cudnn(target, setting.use_cudnn), target.folded():
             prediction, block = kernel(windows, first)
             return prediction, block[:, :, -target.facts.lags :] if target.facts.max_lag is not None else block
 
