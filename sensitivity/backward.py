@@ -95,7 +95,8 @@ def _without_gradient(error: Exception) -> Refused:
         "model.path",
         given=f"a model without a gradient ({gist(error)})",
         allowed="models that tape.gradient can differentiate",
-        remedy="where it was on a tape before, load it anew; else save it with tf.saved_model.SaveOptions(experimental_custom_gradients=True), "
+        remedy="where it was on a tape before, load it anew; else save it with "
+        "tf.saved_model.SaveOptions(experimental_custom_gradients=True), "
         "and not for inference alone",
     )
 
