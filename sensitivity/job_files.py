@@ -67,7 +67,7 @@ def require_model_file(path: str, *, look: bool) -> None:
         return
     is_file = path.endswith(".keras")
     if trouble := _missing("model.path", path if is_file else f"{path.rstrip('/')}/{SAVED_GRAPH}"):
-        is_there = not scheme(path) and Path(path).exists()
+        is_there = not scheme(path) and os.path.exists(path)
         what = f"no {SAVED_GRAPH} in it" if is_there and not is_file else trouble
         raise Refused(
             "model.path",

@@ -84,11 +84,14 @@ def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
 
 
 def _restored_sizes(model: SavedModel, zeros: tf.Tensor, graph: Any) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Activations, those in loops at all steps; and the loops, as layers of no units more."""
+    """Activations, those in loops at all steps; and the loops, as layers of no units more.
+
+    Here every tensor is counted, where else layers' outputs are, of which projections take twice as many to be kept.
+    """
     steps = zeros.shape[1]
     loops = [node for node in _nodes(graph) if node.op in _LOOPS]
     numbers = numbers_of(model, [tuple(zeros.shape[1:])], [zeros.dtype], steps=steps, batch=model.batch)
-    return numbers, ((steps, 0),) * len(loops)
+    return numbers // 2, ((steps, 0),) * len(loops)
 
 
 def _from_windows(function: Any) -> list[Any]:

@@ -322,3 +322,28 @@ def test_functions_of_other_tensors_are_refused(tmp_path):
     tf.saved_model.save(Two(), tmp_path / "saved")
     with pytest.raises(Refused, match="without a function of one tensor"):
         load_saved_model(tmp_path / "saved")
+
+
+def test_windows_that_influence_each_other_are_refused(tmp_path):
+    path = saved(Module(inner=lambda flat: flat - tf.reduce_mean(flat, 0)), tmp_path / "saved")
+    with pytest.raises(Refused, match="influence each other"):
+        sensitivity.jacobian(load_saved_model(path), WINDOWS)
+
+
+def test_half_precision_cannot_be_cast(tmp_path):
+    loaded = load_saved_model(saved(Module(dtype="float16"), tmp_path / "saved", dtype="float16"))
+    with pytest.raises(Refused, match="SavedModel of float16"):
+        sensitivity.jacobian(loaded, WINDOWS)
+
+
+def test_what_was_on_a_tape_before_is_to_be_loaded_anew(tmp_path):
+    """TensorFlow then keeps a gradient with the function that no graph can use."""
+    model = MODELS["lstm"]()
+    model.export(tmp_path / "saved", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "saved")
+    with tf.GradientTape() as tape:
+        tape.watch(source := tf.constant(WINDOWS))
+        loaded.serve(source)
+    with pytest.raises(Refused, match="load it anew"):
+        sensitivity.jacobian(loaded, WINDOWS)
+    assert worst(sensitivity.jacobian(tf.saved_model.load(tmp_path / "saved"), WINDOWS), double_jacobian(model)) < 1e-5
