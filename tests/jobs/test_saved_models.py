@@ -77,7 +77,7 @@ def test_a_damaged_copy_is_found_and_restored(saved, write_job, tmp_path):
 
 def test_model_and_run_in_an_object_store(saved, write_job, tmp_path, s3):
     copy_files(place_at(tmp_path / "saved"), place_at(f"{s3.home}/saved"))
-    job = job_of(write_job, f"{s3.home}/saved", run={"path": f"{s3.home}/run"})
+    job = job_of(write_job, f"{s3.home}/saved/", run={"path": f"{s3.home}/run"})
     assert run_job(job, SERIAL).complete
     assert worst(jacobian_of(f"{s3.home}/run"), expected(saved)) < 1e-5
 

@@ -11,8 +11,9 @@ import tensorflow as tf
 from keras import layers
 
 import sensitivity
+from sensitivity.candidates import families
 from sensitivity.errors import Refused
-from sensitivity.job import WindowsSection
+from sensitivity.job import SensitivitySection, WindowsSection
 from sensitivity.loading import cast, fingerprint
 from sensitivity.model import describe
 from sensitivity.saved_models import SavedModel, as_model, load_saved_model
@@ -167,6 +168,16 @@ def test_the_declared_window_is_held_against_the_series(tmp_path):
     assert facts.activations >= 6 * 4 * 4  # of the gates alone, at all steps
     with pytest.raises(Refused, match="3 features"):
         describe(loaded, WindowsSection(), 3)
+
+
+def test_on_a_gpu_nothing_is_left_to_cudnn(tmp_path):
+    MODELS["lstm"]().export(tmp_path / "saved", verbose=False)
+    facts = describe(load_saved_model(tmp_path / "saved"), WindowsSection(), 2)
+    (only,) = families(SensitivitySection(), facts, gpu=True)
+    assert (only.kernel, only.use_cudnn, only.xla) == ("gradient", False, False)
+    with pytest.raises(Refused, match="57343") as refusal:
+        families(SensitivitySection(kernel="batch_jacobian"), facts)
+    assert refusal.value.allowed == '"auto", "gradient"'
 
 
 def test_its_own_dtype_is_kept(tmp_path):
