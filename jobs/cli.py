@@ -21,7 +21,9 @@ PICTURES = [
 ]
 JOB = click.argument("job", type=click.Path(path_type=Path))
 
-TRUST = click.option("--trust-model", is_flag=True, help="Let Python code run that is stored in the model's file.")
+TRUST = click.option(
+    "--trust-model", is_flag=True, help="Let run what the model holds: Python code, operations on files."
+)
 
 
 work_options = together(

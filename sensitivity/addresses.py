@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .folders import Folder
@@ -39,6 +41,24 @@ def place_of(path: str) -> tuple[Place, str]:
     """The place that a file is in, and its name there."""
     folder, _, name = path.rstrip("/").rpartition("/")
     return place_at(folder or "/"), name
+
+
+@contextlib.contextmanager
+def local_folder(path: str) -> Iterator[Path]:
+    """A folder of this machine with all files at a path or URL, to be read."""
+    place = place_at(path)
+    if isinstance(place, Folder):
+        yield place.path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy_files(place, Folder(Path(folder)))
+        yield Path(folder)
+
+
+def copy_files(source: Place, target: Place, below: str = "") -> None:
+    """Every file at a place, to below a folder of another."""
+    for name in source.files():
+        target.write(below + name, source.read(name) or b"")
 
 
 def is_below(path: str, folders: Iterable[str]) -> bool:

@@ -73,6 +73,8 @@ def jacobian(
 ) -> Result:
     """∂ model(windows) / ∂ windows, window by window: `tape.batch_jacobian` that fits in memory, at its fastest.
 
+    model: a Keras model, or what tf.saved_model.load gives, or a tf.Module that is called with windows. Of half
+        precision it is computed in float32, and `Report.lost` says so.
     windows: `(batch, *source)`, usually `(batch, lag, feature)`; anything NumPy takes, in the model's units.
     memory: bytes to use above what the process has, as a number or "2GB": for a copy of the windows in the model's
         dtype, the result, the compiler and the calls. Of the compiler's 170 MB, what is beyond 340 MB is counted, so

@@ -193,7 +193,7 @@ class _Layers:
 
             return recorded
 
-        with steps_folded(self._target.model), calls_wrapped(leaf_layers(self._target.model), wrap):
+        with self._target.folded(), calls_wrapped(leaf_layers(self._target.model), wrap):
             final = self._target(samples)
         self.names.append(f"model {self._target.model.name!r}")
         return [*values, final]
@@ -222,7 +222,7 @@ def _require_foldable(target: Target, samples: np.ndarray) -> None:
             target(samples)
         return values
 
-    values = as_graph(traced)(tf.constant(samples)) if folded else []
+    values = as_graph(traced)(tf.constant(samples)) if folded and target.facts.linear else []
     for (layer, training), (inputs, mask, found) in zip(called, values, strict=True):
         alone = type(layer).call(layer, inputs, training=training, mask=mask)
         tolerance = TOLERANCE if found.dtype.size > 2 else _HALF
@@ -249,6 +249,8 @@ def _jvp_error(target: Target, samples: np.ndarray, rows: np.ndarray, seen: Seen
 
     rows: `(sample, target_size, kept_size)`.
     """
+    if not target.facts.linear:
+        return None
     direction = seen.directions(_direction(target, samples, seed=2).astype(samples.dtype))
     try:
         expected = _flat(seen.vectors(jvp(target, samples, direction)))

@@ -61,7 +61,7 @@ def families(wanted: SensitivitySection, facts: CallFacts, *, gpu: bool = False)
         if kernel in ("gradient", "scan") or (pfor in _pfor(wanted) and not (pfor and rows == 1))
     ]
     found.sort(key=lambda setting: compiles_long(setting, facts))
-    if gpu and facts.recurrent:
+    if gpu and facts.recurrent and not _has_restored_loops(facts):
         one_by_one = [s for s in found if not s.xla and (s.kernel == "gradient" or not s.experimental_use_pfor)]
         found = [replace(s, use_cudnn=True) for s in one_by_one if s.kernel not in ("forward", "scan")] + found
     return found
@@ -112,15 +112,22 @@ def why_no_xla(kernel: str, facts: CallFacts) -> str | None:
     """
     if facts.operations > MOST_OPERATIONS and kernel != "scan":  # which has loops of its own
         return f"{facts.operations:,} operations would take minutes to compile"
+    if _has_restored_loops(facts):
+        return "a SavedModel's loops have shapes that it does not know"
     return None if facts.smooth else "the model's derivative has jumps, where another rounding shows"
+
+
+def _has_restored_loops(facts: CallFacts) -> bool:
+    """Whether it is a SavedModel whose loops are as they were saved; such layers have no units that are known."""
+    return bool(facts.only_gradient) and not all(units for _, units in facts.recurrent)
 
 
 def _lost(kernel: str, facts: CallFacts, pfor: bool, xla: bool) -> tuple[str, ...]:
     """XLA, and for a recurrent model the scan: what would have been faster, and why it cannot be had."""
     no_xla = None if xla else _why_not(kernel, facts, pfor, True)
-    no_scan = facts.no_scan if facts.recurrent and not facts.scan else None
-    reasons = {"XLA": no_xla, "scan": no_scan}
-    return tuple(f"{what}: {reason}" for what, reason in reasons.items() if reason)
+    no_scan = facts.no_scan if facts.recurrent and not (facts.scan or facts.only_gradient) else None
+    reasons = {"XLA": no_xla, "scan": no_scan, "kernels but gradient": facts.only_gradient}
+    return (*facts.lost, *(f"{what}: {reason}" for what, reason in reasons.items() if reason))
 
 
 def _require_able(wanted: SensitivitySection, facts: CallFacts) -> None:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .addresses import place_at, place_of
+from .addresses import copy_files, place_at, place_of
 from .checksums import SEAL, checksum
 from .choices import TUNING, purpose, remember
 from .errors import Refused
@@ -32,6 +32,7 @@ from .store import (
     PARTS,
     PRODUCT,
     RESULTS,
+    SAVED,
     SERIES,
     WEIGHTS,
     Run,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 
 _KEPT_BY_NFS = re.compile(r"\.nfs[0-9a-f]{24}")
-_CHECKED = (RESULTS, MODEL, WEIGHTS, SERIES, PRODUCT)  # what is never written again but by shards
+_CHECKED = (RESULTS, MODEL, SAVED, WEIGHTS, SERIES, PRODUCT)  # what is never written again but by shards
 
 
 @dataclass(frozen=True)
@@ -219,9 +220,14 @@ def _fill(home: Place, beginning: Beginning) -> dict[str, Any]:
 
 
 def _keep_model(home: Place, job: Job, model: keras.Model) -> str:
-    """The model as a file where it is one or can be one; else its weights, to go with the function that builds it."""
+    """The model as the file or directory that it is, or as a file where it can be one; else its weights, to go with the
+    function that builds it.
+    """
     from .loading import fingerprint, load_file
 
+    if job.model.is_directory:
+        copy_files(place_at(job.model.path), home, f"{SAVED}/")
+        return SAVED
     if not job.model.is_function:
         source, name = place_of(job.model.path)
         home.write(MODEL, source.read(name) or b"")

@@ -45,6 +45,8 @@ class CallFacts:
     selection: the outputs that they are wanted of, which `target_shape` is the shape of.
     smooth: the derivative has no jumps, as far as the graph's operations tell (a ReLU's has one).
     operations: in the graph of the forward pass; an unrolled loop has thousands.
+    only_gradient, together, linear: what the backward pass allows, as `Backward` says.
+    lost: what of the model as it was given is not kept, such as its half precision.
 
     A product is made of `rows`: the numbers that are differentiated, each of which gives a derivative of `row_shape`.
     rows_of: the target's own numbers are rows; or their sums, weighted by vectors; or directions, whose derivatives
@@ -72,6 +74,10 @@ class CallFacts:
     group: int = 0
     block_shape: tuple[int, ...] = ()
     points: int = 1
+    only_gradient: str = ""
+    together: int | None = None
+    linear: bool = True
+    lost: tuple[str, ...] = ()
 
     @property
     def target_size(self) -> int:
@@ -182,6 +188,7 @@ class ModelFacts(CallFacts):
     def from_json(cls, content: dict[str, Any]) -> ModelFacts:
         content = {**_of_earlier_versions(content), **content}
         lists = {name: tuple(content[name]) for name in ("input_shape", "target_shape", "outputs", *_SHAPES)}
+        lists["lost"] = tuple(content.get("lost", ()))
         lists["recurrent"] = tuple(map(tuple, content["recurrent"]))
         chosen = {name: None if part is None else tuple(part) for name, part in content["selection"].items()}
         source = Source(**{**content["source"], "shape": tuple(content["source"]["shape"])})

@@ -22,11 +22,13 @@ from .findings import refusals
 from .job import SensitivitySection, parse_bytes
 from .kept import Found, Kept, State, kept_with
 from .layers import leaf_layers
+from .loading import in_full_precision
 from .machine import available_memory
 from .model import Target, described_call, shaped_call, target_of
 from .plan import MiB, human_bytes, result_bytes
 from .products.product import Arrays, Product
 from .progress import progress
+from .saved_models import as_model
 from .setting import Choice, Setting
 from .tuning import BUILD_BYTES, Room, tune
 
@@ -90,6 +92,7 @@ def computed(
     started = time.perf_counter()
     given, baseline = _given_bytes(memory), machine.resident_memory()
     with machine.span() as peak:
+        model = in_full_precision(as_model(model))
         source = _source(windows, _dtype(model))
         store = kept_with(model)
         target, beside = _target(make, model, source, wanted, store)
@@ -266,5 +269,5 @@ def _given_bytes(memory: str | int | None) -> int:
 
 
 def _dtype(model: keras.Model) -> str:
-    dtypes = {str(layer.dtype_policy.variable_dtype) for layer in leaf_layers(model)}
+    dtypes = {str(layer.dtype_policy.variable_dtype) for layer in leaf_layers(model) or [model]}
     return "float64" if "float64" in dtypes else "float32"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .addresses import place_of
+from .addresses import copy_files, place_at, place_of
 from .checksums import checksum
 from .commits import Commit, Odd, chunk_checksum, each_record, forget, read_record
 from .errors import Refused
@@ -18,7 +18,7 @@ from .folders import Folder
 from .patience import is_damage, reason
 from .places import Place
 from .series import ingest, is_sliceable, series_changed
-from .store import JOB, MODEL, RESULTS, SERIES, Run
+from .store import JOB, MODEL, RESULTS, SAVED, SERIES, Run
 from .survey import survey
 from .template import write_template
 
@@ -149,6 +149,9 @@ def _make_anew(run: Run, anew: Place, names: set[str]) -> None:
     if any(name.startswith(f"{SERIES}/") for name in names):
         with _source_may_be_gone():
             ingest(run.job.series, run.survey, anew.zarr(SERIES))
+    if any(name.startswith(f"{SAVED}/") for name in names):
+        with _source_may_be_gone():
+            copy_files(place_at(run.job.model.path), anew, f"{SAVED}/")
     if MODEL in names and not run.job.model.is_function:
         with _source_may_be_gone():
             source, name = place_of(run.job.model.path)

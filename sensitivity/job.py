@@ -53,13 +53,18 @@ class Section(BaseModel):
 
 
 class ModelSection(Section):
-    """`path`: a `.keras` file or `package.module:function` returning a keras.Model."""
+    """`path`: a `.keras` file, a SavedModel's directory, or `package.module:function` returning a keras.Model."""
 
     path: Address
 
     @property
     def is_function(self) -> bool:
         return bool(_FUNCTION.fullmatch(self.path))
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is a SavedModel's."""
+        return not (self.is_function or self.path.endswith(".keras"))
 
 
 class Scaling(Section):

@@ -11,6 +11,7 @@ from .errors import Refused
 from .patience import reason
 
 SERIES_FORMATS = (".csv", ".csv.gz", ".parquet", ".nc", ".zarr", ".npy")
+SAVED_GRAPH = "saved_model.pb"  # what makes a directory a SavedModel
 LONGEST_PATH = 1000  # of 4,096 that Linux takes
 
 
@@ -61,19 +62,24 @@ def _run_trouble(path: str) -> str:
 
 
 def require_model_file(path: str, *, look: bool) -> None:
-    allowed = "a .keras file, or package.module:function returning a keras.Model"
-    if look and (trouble := _missing("model.path", path)):
-        raise Refused("model.path", given=f"{path} ({trouble})", allowed=allowed, remedy="check the path")
-    if look and Path(path).is_dir():
+    allowed = "a .keras file, a SavedModel's directory, or package.module:function returning a keras.Model"
+    if not look:
+        return
+    is_file = path.endswith(".keras")
+    if trouble := _missing("model.path", path if is_file else f"{path.rstrip('/')}/{SAVED_GRAPH}"):
+        is_there = not scheme(path) and os.path.exists(path)
+        what = f"no {SAVED_GRAPH} in it" if is_there and not is_file else trouble
         raise Refused(
             "model.path",
-            given=f"{path} (a directory, perhaps a SavedModel)",
+            given=f"{path} ({what})",
             allowed=allowed,
-            remedy='SavedModels are not served yet: save the Keras model with model.save("model.keras")',
+            remedy='save the model with model.save("model.keras") or model.export("saved")'
+            if is_there
+            else "check the path",
         )
-    if not path.endswith(".keras"):
+    if is_file and Path(path).is_dir():
         raise Refused(
-            "model.path", given=path, allowed=allowed, remedy='load it in Keras and model.save("model.keras")'
+            "model.path", given=f"{path} (a directory)", allowed=allowed, remedy="name a SavedModel otherwise"
         )
 
 

@@ -18,10 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from .addresses import place_of
+from .addresses import local_folder, place_of
 from .errors import Refused, gist
 from .job import ModelSection
 from .layers import keras, leaf_layers
+from .precision import default_policy, half_policies, note
+from .saved_models import SavedModel, load_saved_model
 
 
 def load_model(section: ModelSection, directory: str, dtype: str = "float32", *, trust: bool = False) -> keras.Model:
@@ -44,11 +46,14 @@ def load_model(section: ModelSection, directory: str, dtype: str = "float32", *,
 
 def _load_kept(path: str, trust: bool) -> keras.Model:
     folder, name = place_of(path)
-    with folder.local_copy(name) as file:
+    with folder.local_copy(name) if path.endswith(".keras") else local_folder(path) as file:
         return load_file(file, trust=trust)
 
 
 def load_file(path: Path, *, trust: bool = False) -> keras.Model:
+    """The model in a .keras file or in a SavedModel's directory."""
+    if path.suffix != ".keras":
+        return load_saved_model(path, trust=trust)
     _require_archive(path, trust)
     try:
         return keras.models.load_model(path, compile=False, safe_mode=not trust)
@@ -135,22 +140,58 @@ def _import(module: str, directory: str) -> ModuleType:
 
 def cast(model: keras.Model, dtype: str) -> keras.Model:
     """The same model computing in `dtype`: itself where it already does, else rebuilt from its configuration."""
-    policies = {str(layer.dtype_policy.name) for layer in leaf_layers(model)}
+    if isinstance(model, SavedModel):
+        return _in_its_own(model, dtype)
+    half = half_policies(model)
+    policies = {str(layer.dtype_policy.name) for layer in leaf_layers(model)} | set(half)
     if policies <= {dtype}:
         return model
     try:
         config = keras.saving.serialize_keras_object(model)
         config.pop("compile_config", None)
-        clone = keras.saving.deserialize_keras_object(_with_dtype(config, dtype), safe_mode=False)
+        with default_policy(dtype):
+            clone = keras.saving.deserialize_keras_object(_with_dtype(config, dtype), safe_mode=False)
         clone.set_weights(model.get_weights())
+        if left := half_policies(clone):
+            raise ValueError(f"layers are {' and '.join(left)} whatever their configuration says")
     except Exception as error:
         raise Refused(
-            "run.dtype",
+            "model" if half else "run.dtype",
             given=f"{dtype} for a model of {', '.join(sorted(policies))} that cannot be rebuilt ({gist(error)})",
             allowed="the model's own dtype",
             remedy=f"build the model in {dtype}, or give its classes get_config",
         ) from error
+    note(clone, half, dtype)
     return clone
+
+
+def _in_its_own(model: SavedModel, dtype: str) -> SavedModel:
+    if str(model.dtype) != dtype:
+        able = model.dtype in ("float32", "float64")
+        raise Refused(
+            "run.dtype",
+            given=f"{dtype}, and a SavedModel of {model.dtype}, whose graph cannot be cast",
+            allowed=f"{model.dtype}" if able else "SavedModels of float32 or float64",
+            remedy=f'set run.dtype = "{model.dtype}"'
+            if able
+            else 'save the Keras model with model.save("model.keras")',
+        )
+    return model
+
+
+def in_full_precision(model: keras.Model) -> keras.Model:
+    """The model itself, or, of one of half precision, its twin of full precision with the weights that it now has."""
+    if not half_policies(model):
+        return model
+    twin = getattr(model, _TWIN, None)
+    if twin is None:
+        twin = cast(model, "float32")
+        object.__setattr__(model, _TWIN, twin)  # past Keras' tracking: this is no part of the model
+    twin.set_weights(model.get_weights())
+    return twin
+
+
+_TWIN = "_sensitivity_twin"
 
 
 def _with_dtype(config: Any, dtype: str) -> Any:
@@ -177,6 +218,8 @@ def fingerprint(model: keras.Model) -> dict[str, str]:
 
 
 def _architecture(model: keras.Model) -> str:
+    if isinstance(model, SavedModel):
+        return model.digest
     try:
         config = keras.saving.serialize_keras_object(model)
     except Exception:  # a subclassed model without get_config: its class and layers are all that is known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,12 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from .backward import backward
 from .errors import Refused
 from .facts import CallFacts, ModelFacts
 from .fitness import Unfit
 from .heads import heads, joined, labels, require_batched, require_floating, select, steps_and_channels
 from .job import WindowsSection
-from .layers import keras
+from .layers import keras, steps_folded
+from .precision import said
 from .products.jacobian import Jacobian
 from .products.product import Product
 from .recurrence import Recurrence, recurrence
@@ -39,6 +42,12 @@ class Target:
     def recurrence(self) -> Recurrence:
         """The model as one causal cell, proved once for all kernels of this target."""
         return recurrence(self.model, self.facts.input_shape, self.of, self.facts.dtype)
+
+    def folded(self) -> contextlib.AbstractContextManager[None]:
+        """Within, steps are samples of one batch to `TimeDistributed` layers, where gradients are linear: where one is
+        clipped, it is clipped step by step.
+        """
+        return steps_folded(self.model) if self.facts.linear else contextlib.nullcontext()
 
     def __call__(self, windows: tf.Tensor) -> tf.Tensor:
         # No `training=`: it would override what a model was built with, and hide it from the audit.
@@ -124,7 +133,14 @@ def shaped_call(facts: CallFacts, product: Product) -> CallFacts:
 
 
 def _scanned(facts: Any) -> Any:
-    """Without a scan, where there is none for such rows or such a source."""
+    """Without a scan, where there is none for such rows or such a source. Raises `Refused` where nothing serves."""
+    if facts.only_gradient and facts.rows_of in ("directions", "derivatives"):
+        raise Refused(
+            "sensitivity.product",
+            given=f'"{facts.product}" of a model that has plain gradients alone: {facts.only_gradient}',
+            allowed="jacobian, vjp, gradient_norm and attributions",
+            remedy="ask for one of these, or save the model as .keras",
+        )
     unfit = None
     if facts.source.kind != "input":
         unfit = "it gives derivatives by the input alone"
@@ -155,7 +171,12 @@ def _run_once(
     names = labels({name: channels for name, (_, channels) in shapes.items()})
     selection = select(steps, names, output_steps, outputs)
     target_shape = tuple(selection.of(joined(found)).shape[1:])
-    scan, no_scan = _scan(model, shape, of, dtype, target_shape)
+
+    def target(windows: tf.Tensor) -> tf.Tensor:
+        return selection.of(joined(heads(model, model(windows), of)))
+
+    back = backward(model, target, shape, dtype, seen.operations)
+    scan, no_scan = (None, back.only_gradient) if back.only_gradient else _scan(model, shape, of, dtype, target_shape)
     source = source_named(model, wrt, zeros)
     facts = Jacobian().shaped(
         CallFacts(
@@ -172,6 +193,8 @@ def _run_once(
             smooth=seen.smooth,
             operations=len(seen.operations),
             dtype=dtype,
+            lost=said(model),
+            **vars(back),
         )
     )
     _require_lags(facts, steps)

@@ -234,6 +234,10 @@ def call_memory(facts: CallFacts, setting: Setting) -> int:
     result = (2 if gradient else 6 if looped else 3) * rows * (max(facts.source_size, facts.row_size) + 1)
     tapes = 1 if facts.rows_of in ("outputs", "vectors") else 2  # a gradient that is differentiated is on a tape, too
     kept = tapes * (activations + facts.activations + backward)
+    if gradient:  # a sample for every row
+        samples = setting.windows_per_call * rows
+        taped = min(samples, facts.together or samples)
+        return (taped * kept + setting.windows_per_call * (result + rows * facts.target_size)) * facts.itemsize
     return setting.windows_per_call * (kept + result) * facts.itemsize
 
 

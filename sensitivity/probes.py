@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from .errors import Refused
 from .facts import CallFacts
-from .layers import as_graph, steps_folded
+from .layers import as_graph
 from .model import Target
 from .products.product import Given
 
@@ -73,7 +73,7 @@ def _plainly(target: Target, product: Callable[..., tf.Tensor], *given: np.ndarr
     tensors = map(tf.constant, given)
     if not target.facts.recurrent:
         return product(*tensors).numpy()
-    with steps_folded(target.model):
+    with target.folded():
         return as_graph(product)(*tensors).numpy()
 
 
@@ -148,10 +148,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Probe:
-    """A random vector's product with derivatives of a few windows, by plain reverse mode: kernels must agree with it.
+    """Products of vectors with derivatives of a few windows, by plain reverse mode: kernels must agree with them.
 
-    vectors: `(batch, …)`, a number of each row of the last group: of a Jacobian `(batch, *target_shape)`. Where what
-    becomes of derivatives is not linear, they name one row of each window. expected: `(batch, …)`, as `Seen` has it.
+    vectors: `(batch, …)`, a number of each row of the last group: of a Jacobian `(batch, *target_shape)`. Where it or
+    what becomes of it is not linear, they name one row of each window. expected: `(batch, …)`, as `Seen` has it.
     """
 
     facts: CallFacts
@@ -162,13 +162,18 @@ class Probe:
     def of(cls, target: Target, windows: np.ndarray) -> Probe:
         facts, seen, random = target.facts, Seen.of(target.facts, len(windows)), np.random.default_rng(0)
         shaped = windows.reshape(-1, *facts.input_shape)
-        if not target.product.is_linear:
-            vectors = np.eye(facts.group, dtype=windows.dtype)[random.integers(facts.group, size=len(windows))]
-            alone = vjp(target, shaped, vectors)[:, None]
-            return cls(facts, vectors, target.product.finished(target, [tf.constant(shaped)], alone).numpy()[:, 0])
         shape = facts.target_shape if facts.rows_of == "outputs" else (facts.group,)
-        vectors = seen.vectors(random.standard_normal((len(windows), *shape)).astype(windows.dtype))
-        return cls(facts, vectors, seen.steps(vjp(target, shaped, vectors)))
+        if facts.linear and target.product.is_linear:
+            vectors = random.standard_normal((len(windows), *shape))
+        else:
+            vectors = np.eye(facts.group)[random.integers(facts.group, size=len(windows))].reshape(-1, *shape)
+        vectors = seen.vectors(vectors.astype(windows.dtype))
+        size = facts.together or len(windows)
+        parts = [vjp(target, shaped[i : i + size], vectors[i : i + size]) for i in range(0, len(windows), size)]
+        expected = np.concatenate(parts)
+        if target.product.is_linear:
+            return cls(facts, vectors, seen.steps(expected))
+        return cls(facts, vectors, target.product.finished(target, [shaped], tf.constant(expected[:, None])).numpy())
 
     def error(self, derived: np.ndarray) -> float:
         """Of the derivatives of these windows, or of the first of them, relative to the product's largest entry."""

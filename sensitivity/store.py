@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .addresses import place_at
+from .addresses import local_folder, place_at
 from .checksums import SEAL, checksum, seal
 from .choices import TUNING, purpose, remember, remembered
 from .errors import Refused
@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from .products import Product
 
 RESULTS, COMMITS, PAGES, FAILURES, JOB = "results.zarr", "commits", "pages", "failures", "job.json"
-MODEL, WEIGHTS, SERIES, PRODUCT = "model.keras", "model.weights.h5", "series.zarr", "product.npz"
+MODEL, SAVED, WEIGHTS = "model.keras", "model", "model.weights.h5"
+SERIES, PRODUCT = "series.zarr", "product.npz"
 # job.json first: without it there is no run, and what else is left of one is removed by the next.
-PARTS = (JOB, RESULTS, COMMITS, PAGES, FAILURES, MODEL, WEIGHTS, SERIES, PRODUCT, TUNING, LEASE)
+PARTS = (JOB, RESULTS, COMMITS, PAGES, FAILURES, MODEL, SAVED, WEIGHTS, SERIES, PRODUCT, TUNING, LEASE)
 _KEYS = {
     *("job", "identity", "fingerprints", "versions", "survey", "model", "layout", "skipped", "ingested", "choice"),
     *("model_file", "audit", "files"),
@@ -292,20 +293,21 @@ def require_same(run: Run, job: Job, wanted: dict[str, Any]) -> None:
 def load_run_model(run: Run) -> keras.Model:
     """The run's own copy of the model, checked against its fingerprint and cast to the run's dtype."""
     from .loading import cast, fingerprint, load_model
+    from .saved_models import GRAPH
 
     name = run.content["model_file"]
-    if name not in (MODEL, WEIGHTS) or run.place.size(name) is None:
+    if name not in (MODEL, SAVED, WEIGHTS) or run.place.size(f"{SAVED}/{GRAPH}" if name == SAVED else name) is None:
         raise Refused(
             "run directory",
             given=f"{run.place}, without its {name}",
             allowed="a run directory that is whole",
-            remedy=f"sensitivity verify --repair {shlex.quote(str(run.place))} restores what came from a .keras file;\n"
+            remedy=f"sensitivity verify --repair {shlex.quote(str(run.place))} restores what came from files;\n"
             "a function's model is begun anew: run the job into a new run directory",
         )
-    with run.place.local_copy(name) as file:
+    with local_folder(f"{run.place}/{SAVED}") if name == SAVED else run.place.local_copy(name) as file:
         if run.job.model.is_function:
             _require_code_elsewhere(run)
-        if name == MODEL:
+        if name in (MODEL, SAVED):
             model = cast(_load_kept(run, file), run.job.run.dtype)
         else:
             model = load_model(run.job.model, run.directory, run.job.run.dtype)

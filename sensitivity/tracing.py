@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from .errors import Refused, gist
 from .layers import as_graph, calls_wrapped, function_of, keras, leaf_layers, steps_folded
+from .saved_models import SavedModel
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,21 @@ def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
     recurrent = tuple((count, _units(layer)) for layer, count in (*seen.recurrent, *missed))
     graph = function.graph.as_graph_def()
     smooth = not any(map(_is_kinked, (*_from_windows(function), *_within(graph))))
-    return Traced(output, seen.size + scores, recurrent, _nodes(graph), smooth)
+    size = seen.size + scores
+    if isinstance(model, SavedModel):
+        size, recurrent = _restored_sizes(model, zeros, graph)
+    return Traced(output, size, recurrent, _nodes(graph), smooth)
+
+
+def _restored_sizes(model: SavedModel, zeros: tf.Tensor, graph: Any) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Activations, those in loops at all steps; and the loops, as layers of no units more.
+
+    Here every tensor is counted, where else layers' outputs are, of which projections take twice as many to be kept.
+    """
+    steps = zeros.shape[1]
+    loops = [node for node in _nodes(graph) if node.op in _LOOPS]
+    numbers = numbers_of(model, [tuple(zeros.shape[1:])], [zeros.dtype], steps=steps, batch=model.batch)
+    return numbers // 2, ((steps, 0),) * len(loops)
 
 
 def _from_windows(function: Any) -> list[Any]:
@@ -122,13 +137,32 @@ def _units(layer: keras.Layer) -> int:
 _SAMPLES = 7  # a number of samples that tensors without samples hardly begin with
 
 
-def numbers_of(function: Callable[..., Any], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> int:
-    """Of a sample: the sizes of all tensors in a function's graph, given samples of these shapes; a loop turns once."""
+_LOOPS = ("While", "StatelessWhile")
+
+
+def numbers_of(
+    function: Callable[..., Any],
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[Any],
+    *,
+    steps: int = 1,
+    batch: int | None = None,
+) -> int:
+    """Of a sample: the sizes of all tensors in a function's graph, given samples of these shapes; a loop turns `steps`
+    times. batch: of samples that a function within takes, where that is fixed.
+    """
     given = [tf.TensorSpec((_SAMPLES, *shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    nodes = _nodes(as_graph(function).get_concrete_function(*given).graph.as_graph_def(add_shapes=True))
+    graph = as_graph(function).get_concrete_function(*given).graph.as_graph_def(add_shapes=True)
+    turned = {node.attr["body"].func.name for node in _nodes(graph) if node.op in _LOOPS}
+    parts = [(1, graph.node)]
+    parts += [(steps if part.signature.name in turned else 1, part.node_def) for part in graph.library.function]
+    return sum(times * _numbers(nodes, batch) for times, nodes in parts)
+
+
+def _numbers(nodes: Iterable[Any], batch: int | None) -> int:
+    """A user's function within may have been traced for any number of samples, which is -1 then."""
     lengths = [[dim.size for dim in shape.dim] for node in nodes for shape in node.attr["_output_shapes"].list.shape]
-    # A user's function within may have been traced for any number of samples, which is -1 then.
-    of_samples = [rest for samples, *rest in filter(None, lengths) if samples in (-1, _SAMPLES)]
+    of_samples = [rest for samples, *rest in filter(None, lengths) if samples in (-1, _SAMPLES, batch)]
     return sum(math.prod(max(1, size) for size in rest) for rest in of_samples)
 
 

@@ -24,7 +24,7 @@ from types import ModuleType
 import tensorflow as tf
 
 from ..facts import CallFacts
-from ..layers import as_graph, leaf_layers, steps_folded
+from ..layers import as_graph, leaf_layers
 from ..model import Target
 from ..setting import Setting
 from . import batch_jacobian, forward, gradient, scan
@@ -41,6 +41,8 @@ __all__ = ["KERNELS", "compile_kernel", "pfor_fallbacks", "signature", "why_not"
 
 def why_not(name: str, facts: CallFacts, *, pfor: bool = False, xla: bool = False) -> str | None:
     """Why the kernel `name` cannot serve the model so, by pfor or a loop, by XLA or not; None where it can."""
+    if facts.only_gradient and name != "gradient":
+        return facts.only_gradient
     if facts.by_output_step and name != "scan":
         return "max_lag counts back from each output's own step, which the scan alone does"
     return KERNELS[name].why_not(facts, pfor=pfor, xla=xla)
@@ -51,7 +53,7 @@ def compile_kernel(target: Target, setting: Setting) -> tf.types.experimental.Po
     kernel = KERNELS[setting.kernel].build(target, setting)
 
     def traced(first: tf.Tensor, *given: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        with _cudnn(target, setting.use_cudnn), steps_folded(target.model):
+        with _cudnn(target, setting.use_cudnn), target.folded():
             prediction, block = kernel(given, first)
             return prediction, target.product.finished(target, given, block)
 
