@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .asked import PRODUCTS
-
 if TYPE_CHECKING:
     from . import plots, query, recurrent, report
     from .api import (
@@ -49,14 +47,15 @@ __all__ = [
     "vjp",
 ]
 
-_HOMES = {"Job": "job", "Refused": "errors", "open_run": "query", "overview": "report"} | dict.fromkeys(PRODUCTS, "api")
+_HOMES = {"Job": "job", "Refused": "errors", "open_run": "query", "overview": "report"}
+_ROOMS = ("plots", "query", "recurrent", "report")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
-    if name in __all__:
+    if name in _ROOMS:
         return importlib.import_module(f".{name}", __name__)
+    if name in __all__:
+        return getattr(importlib.import_module(f".{_HOMES.get(name, 'api')}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -63,9 +63,13 @@ class Target:
     def at(self, given: Sequence[tf.Tensor], source: tf.Tensor) -> tf.Tensor:
         """The target `(batch, *target_shape)` with the source there."""
         if self.facts.source.kind == "input":
-            return self(source)
-        with moved(self.model, self.facts.source, source):
-            return self(given[0])
+            prediction = self(source)
+        else:
+            with moved(self.model, self.facts.source, source):
+                prediction = self(given[0])
+        # What a SavedModel gives has as many samples as it says: any number.
+        known = prediction.shape.is_fully_defined()
+        return prediction if known else tf.ensure_shape(prediction, (given[0].shape[0], *self.facts.target_shape))
 
 
 def target_of(model: keras.Model, facts: CallFacts, of: str, product: Product | None = None) -> Target:

@@ -40,6 +40,7 @@ class ExpectedGradients(OfInput):
 
     @classmethod
     def asked(cls, wanted: SensitivitySection, facts: ModelFacts, record: Record) -> ExpectedGradients:
+        cls.require_input(facts)
         return cls(record.windows(wanted.samples or SAMPLES), wanted.seed or 0)
 
     def shaped(self, facts: CallFacts) -> CallFacts:

@@ -48,6 +48,7 @@ class IntegratedGradients(OfInput):
 
     @classmethod
     def asked(cls, wanted: SensitivitySection, facts: ModelFacts, record: Record) -> IntegratedGradients:
+        cls.require_input(facts)
         shape = tuple(size for _, size in facts.source_dims)
         return cls(_baseline(wanted.baseline or "zero", shape, record), wanted.steps)
 

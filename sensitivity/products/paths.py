@@ -86,15 +86,19 @@ def summed(engine: Tuned, given: Arrays, points: Points) -> tuple[np.ndarray, np
 class OfInput(Jacobian):
     """A product by the input alone, and of all its lags."""
 
-    def shaped(self, facts: CallFacts) -> CallFacts:
+    @classmethod
+    def require_input(cls, facts: CallFacts) -> None:
         if facts.source.kind != "input":
             raise Refused(
                 "sensitivity.wrt",
-                given=f'"{facts.source.name}" for {self.name}',
+                given=f'"{facts.source.name}" for {cls.name}',
                 allowed='"input": other sources have no baselines and no neighbours',
                 remedy="leave it out, or ask for the jacobian",
             )
-        require_all_lags(self.name, facts)
+        require_all_lags(cls.name, facts)
+
+    def shaped(self, facts: CallFacts) -> CallFacts:
+        self.require_input(facts)
         return super().shaped(facts)
 
     def variables(self, target: Dims, source: Dims) -> tuple[Variable, ...]:

@@ -37,6 +37,7 @@ class SmoothGradients(OfInput):
 
     @classmethod
     def asked(cls, wanted: SensitivitySection, facts: ModelFacts, record: Record) -> SmoothGradients:
+        cls.require_input(facts)
         shape = tuple(size for _, size in facts.source_dims)
         spread = (NOISE if wanted.noise is None else wanted.noise) * record.std / record.scale
         return cls(noise_of(wanted.samples or SAMPLES, spread, wanted.seed or 0, shape))

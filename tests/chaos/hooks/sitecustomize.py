@@ -84,7 +84,7 @@ def in_zarr(module: Any) -> None:
     put = module._put
 
     def half_put(path: Path, value: Any, exclusive: bool = False) -> int:
-        if "/jacobian/c." in str(path) and claimed("mid chunk"):
+        if "/results.zarr/" in str(path) and path.name.startswith("c.") and claimed("mid chunk"):
             content = value.to_bytes()
             path.with_suffix(f".{'0' * 32}.partial").write_bytes(content[: len(content) // 2])
             die()
