@@ -77,6 +77,10 @@ def pack(job: Job, shared: Collection[str] = (), code: Iterable[Path] = ()) -> P
         if not _is_seen(path, shared):
             content[key]["path"] = f"{FILES}/{key}/{Path(path).name}"
             items += _data(content[key]["path"], Path(path))
+    for key, path in job.sensitivity.array_files.items():
+        if not _is_seen(path, shared):
+            content["sensitivity"][key] = f"{FILES}/{key}/{Path(path).name}"
+            items += _data(content["sensitivity"][key], Path(path))
     taken, notes = _code(job, code)
     _require_small([*items, *taken])
     return Parcel(toml(content), (*items, *taken), tuple(notes), not _is_seen(job.series.path, shared))

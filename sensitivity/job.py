@@ -179,6 +179,11 @@ class SensitivitySection(Section):
         """Of the product alone, those that are given."""
         return {key: value for key in PRODUCT_KEYS if (value := getattr(self, key)) is not None}
 
+    @property
+    def array_files(self) -> dict[str, str]:
+        """Keys whose numbers are in a file, and its path."""
+        return {key: value for key, value in self.options.items() if isinstance(value, str) and value.endswith(".npy")}
+
     @model_validator(mode="after")
     def _of_the_product(self) -> SensitivitySection:
         if self.product not in PRODUCTS:
@@ -298,7 +303,10 @@ class Job(Section):
         def absolute(key: str, section: Any) -> Any:
             return section.model_copy(update={"path": _absolute(f"{key}.path", section.path, directory)})
 
-        return self.model_copy(update={key: absolute(key, section) for key, section in sections.items()})
+        asked = self.sensitivity
+        files = {key: _absolute(f"sensitivity.{key}", path, directory) for key, path in asked.array_files.items()}
+        resolved = {key: absolute(key, section) for key, section in sections.items()}
+        return self.model_copy(update={**resolved, "sensitivity": asked.model_copy(update=files)})
 
     def require_files(self, elsewhere: Collection[str] = ()) -> None:
         """Refuse a model or series that is not there, or of a kind that is not served."""

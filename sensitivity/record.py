@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ class Record:
     mean: np.ndarray
     std: np.ndarray
     scaling: Scaling | None
-    directory: str
     windows: Callable[[int], np.ndarray]
     window: Callable[[int], np.ndarray]
 
@@ -42,10 +40,10 @@ class Record:
         return np.ones(len(self.features)) if self.scaling is None else np.array(self.scaling.std)
 
 
-def read_array(path: str, key: str, directory: str) -> np.ndarray:
+def read_array(path: str, key: str) -> np.ndarray:
     """The numbers of a .npy file, float64. Raises `Refused` in the name of `key`."""
     try:
-        folder, name = place_of(path if "://" in path else str(Path(directory) / path))
+        folder, name = place_of(path)
         with folder.local_copy(name) as file:
             found = np.load(file, allow_pickle=False)
         return found.astype("float64")
@@ -105,5 +103,5 @@ def record_of(job: Job, survey: Survey, length: int) -> Record:
         return read(np.array([number]))[0]
 
     mean, std = np.array(survey.mean), np.array(survey.std)
-    record = Record(survey.features, mean, std, section.scaling, job.directory, some, one)
+    record = Record(survey.features, mean, std, section.scaling, some, one)
     return record

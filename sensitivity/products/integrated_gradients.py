@@ -114,7 +114,7 @@ def _baseline(given: str | int, shape: tuple[int, ...], record: Record) -> np.nd
         by_feature = record.mean if given == "mean" else np.zeros(len(record.features))
         return record.scaled(np.broadcast_to(by_feature, shape))
     key = "sensitivity.baseline"
-    found = require_shape(read_array(given, key, record.directory), shape, key, "one window")
+    found = require_shape(read_array(given, key), shape, key, "one window")
     return record.scaled(found[0])
 
 

@@ -102,9 +102,7 @@ def directions_asked(
     """
     by_input, shape = facts.source.kind == "input", tuple(size for _, size in facts.source_dims)
     if isinstance(wanted.directions, str):
-        found = require_shape(
-            read_array(wanted.directions, _KEY, record.directory), shape, _KEY, "directions by the source's dims"
-        )
+        found = require_shape(read_array(wanted.directions, _KEY), shape, _KEY, "directions by the source's dims")
         return found / record.scale if by_input else found, tuple(f"direction_{number}" for number in range(len(found)))
     names = wanted.directions or (record.features if by_input else ())
     unknown = [name for name in names if name not in record.features] if by_input else list(names)

@@ -39,9 +39,7 @@ class Vjp(Product):
         shape = tuple(size for _, size in facts.target_dims)
         given = wanted.vectors or ("sum",)
         if isinstance(given, str):
-            array = require_shape(
-                read_array(given, _KEY, record.directory), shape, _KEY, "vectors by output step and output"
-            )
+            array = require_shape(read_array(given, _KEY), shape, _KEY, "vectors by output step and output")
             return cls(array, tuple(f"vector_{number}" for number in range(len(array))))
         return cls(np.stack([by_rule(rule, shape) for rule in given]), tuple(given))
 

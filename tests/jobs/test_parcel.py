@@ -51,6 +51,18 @@ def test_local_files_go_along_and_the_job_file_names_them_where_they_come_to_lie
     Job.load(there / JOB_FILE, elsewhere=["s3://bucket"])
 
 
+def test_arrays_that_a_product_is_made_of_go_along(folder, tmp_path_factory):
+    put(folder, "arrays/d.npy")
+    packed = pack(job(folder, sensitivity={"product": "jvp", "directions": "arrays/d.npy"}))
+    assert f"{FILES}/directions/d.npy" in names(packed)
+    there = tmp_path_factory.mktemp("there")
+    packed.write(there)
+    asked = Job.load(there / JOB_FILE, elsewhere=["s3://bucket"]).sensitivity
+    assert asked.directions == str(there / FILES / "directions" / "d.npy")
+    rules = job(folder, sensitivity={"product": "vjp", "vectors": ["sum", "last"]})
+    assert Job.parse(tomllib.loads(pack(rules).text), folder).sensitivity.vectors == ("sum", "last")
+
+
 def test_what_the_cluster_sees_stays_where_it_is(folder):
     urls = job(folder, model="gs://bucket/m.keras", series="s3://bucket/s.zarr")
     assert pack(urls).items == ()
