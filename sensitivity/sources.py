@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from .errors import Refused
 from .facts import Source
-from .layers import calls_wrapped, function_of, keras, leaf_layers
+from .layers import as_graph, calls_wrapped, function_of, keras, leaf_layers
 
 INPUT = "input"
 
@@ -31,7 +31,7 @@ def source_named(model: keras.Model, wrt: str, zeros: tf.Tensor) -> Source:
         return seen
 
     with calls_wrapped([layer], wrap):
-        tf.function(lambda: model(zeros), autograph=False).get_concrete_function()
+        as_graph(lambda: model(zeros)).get_concrete_function()
     _require_one_tensor(wrt, found)
     return Source("layer", wrt, tuple(found[0].shape[1:]))
 

@@ -50,7 +50,8 @@ class IntegratedGradients(OfInput):
     def asked(cls, wanted: SensitivitySection, facts: ModelFacts, record: Record) -> IntegratedGradients:
         cls.require_input(facts)
         shape = tuple(size for _, size in facts.source_dims)
-        return cls(_baseline(wanted.baseline or "zero", shape, record), wanted.steps)
+        given = "zero" if wanted.baseline is None else wanted.baseline
+        return cls(_baseline(given, shape, record), wanted.steps)
 
     def shaped(self, facts: CallFacts) -> CallFacts:
         return replace(super().shaped(facts), points=self.steps or 2 * FEWEST)

@@ -231,6 +231,11 @@ def test_bad_requests_are_refused_before_anything_is_written(make, tmp_path, pro
     assert not list((tmp_path / "runs").glob("*/job.json"))
 
 
+def test_a_window_of_the_series_is_a_baseline_the_first_one_too(make, exact):
+    prepared = prepare(Job.load(make("integrated_gradients", baseline=0)))
+    assert worst(prepared.product.baseline * STD + MEAN, exact.windows[0]) < 1e-6
+
+
 def test_arrays_come_from_files_in_units_of_the_series(make, tmp_path, exact):
     directions = np.random.default_rng(0).standard_normal((3, LENGTH, 2))
     np.save(tmp_path / "directions.npy", directions)

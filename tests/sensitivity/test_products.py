@@ -276,6 +276,23 @@ def test_rows_of_a_hessian_are_computed_as_they_fit():
     assert worst(engine(WINDOWS)[1], reference.hessian) < CLOSE
 
 
+def test_the_batch_jacobian_is_the_diagonal_of_the_full_one_and_there_is_none_where_samples_meet():
+    """The cases of TensorFlow's guide to advanced automatic differentiation."""
+    source = np.random.default_rng(0).standard_normal((7, 5)).astype("float32")
+    model = sequential((5,), layers.Dense(8, "elu"), layers.Dense(6, "elu"))
+    given = tf.constant(source)
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        found = model(given)
+    full = tape.jacobian(found, given).numpy()
+    assert full.shape == (7, 6, 7, 5)
+    assert worst(sensitivity.jacobian(model, source), np.einsum("bxby->bxy", full)) < CLOSE
+    inputs = keras.Input((5,))
+    hidden = layers.BatchNormalization(name="meeting")(layers.Dense(8, "elu")(inputs), training=True)
+    with pytest.raises(Refused, match="meeting"):
+        sensitivity.jacobian(keras.Model(inputs, layers.Dense(6)(hidden)), source)
+
+
 # ---- what is refused ----------------------------------------------------------------------------------
 
 
