@@ -11,10 +11,11 @@ from sensitivity.progress import duration
 if TYPE_CHECKING:
     from sensitivity.audit import Audit
     from sensitivity.creation import Beginning
+    from sensitivity.products import Product
 
 
 def described(job: Beginning) -> str:
-    lines = [*_series(job), *_plan(job.plan), *(_audit(job.audit) if job.audit else ())]
+    lines = [*_series(job), *_plan(job.plan), *(_audit(job.audit, job.product) if job.audit else ())]
     return "\n".join(f"{name:16} {value}" for name, value in lines)
 
 
@@ -52,14 +53,18 @@ def _plan(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "lost", lost
 
 
-def _audit(audit: Audit) -> Iterator[tuple[str, str]]:
-    yield "audit", f"vector-Jacobian product agrees to {audit.vjp_error:.1e}"
-    forward = "not possible for this model" if audit.jvp_error is None else f"agrees to {audit.jvp_error:.1e}"
-    yield "", f"Jacobian-vector product {forward}"
-    difference = audit.difference_error
-    found = "not possible: no float64 twin, or not finite" if difference is None else f"agrees to {difference:.1e}"
-    yield "", f"central difference in float64 {found}"
+def _audit(audit: Audit, product: Product) -> Iterator[tuple[str, str]]:
+    is_jacobian = product.name == "jacobian"
+    what = "vector-Jacobian product" if is_jacobian else f"{product.name} by plain reverse mode"
+    yield "audit", f"{what} agrees to {audit.vjp_error:.1e}"
+    if is_jacobian or audit.jvp_error is not None:
+        forward = "not possible for this model" if audit.jvp_error is None else f"agrees to {audit.jvp_error:.1e}"
+        yield "", f"Jacobian-vector product {forward}"
+    if product.is_linear:
+        difference = audit.difference_error
+        found = "not possible: no float64 twin, or not finite" if difference is None else f"agrees to {difference:.1e}"
+        yield "", f"central difference in float64 {found}"
     if not audit.largest:
-        yield "", "the Jacobian is zero on the windows tried: does the output depend on the input?"
+        yield "", f"the {product.name} is zero on the windows tried: does the output depend on the source?"
     if audit.not_finite:
         yield "", f"{audit.not_finite:,} derivatives are not finite on the windows tried"
