@@ -31,15 +31,20 @@ def source_named(model: keras.Model, wrt: str, zeros: tf.Tensor) -> Source:
         return seen
 
     with calls_wrapped([layer], wrap):
-        as_graph(lambda: model(zeros)).get_concrete_function()
-    _require_one_tensor(wrt, found)
+        graph = as_graph(lambda windows: model(windows)).get_concrete_function(zeros).graph
+    _require_one_tensor(wrt, found, graph)
     return Source("layer", wrt, tuple(found[0].shape[1:]))
 
 
-def _require_one_tensor(wrt: str, found: list[Any]) -> None:
-    """Refuse a layer whose output is not one tensor of floating-point numbers of each window."""
+def _require_one_tensor(wrt: str, found: list[Any], graph: Any) -> None:
+    """Refuse a layer whose output is not one tensor of floating-point numbers of each window, in the model's graph.
+
+    A loop, or a user's `tf.function`, is a graph of its own, which may have been traced before.
+    """
     given = None
-    if len(found) != 1:
+    if not found or getattr(found[0], "graph", graph) is not graph:
+        given = f"layer {wrt!r}, which is not called but within a loop or a function of its own"
+    elif len(found) > 1:
         given = f"layer {wrt!r}, which is called {len(found)} times"
     elif not isinstance(found[0], tf.Tensor):
         given = f"layer {wrt!r}, which gives {len(keras.tree.flatten(found[0]))} tensors"

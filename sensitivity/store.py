@@ -177,10 +177,10 @@ class Run:
         if not self.content.get("product_file"):
             return product_kept(self.job.sensitivity, {})
         content = self.place.read(PRODUCT)
-        if content is None:
+        if content is None or checksum(content) != self.content["files"][PRODUCT]:
             raise Refused(
                 "run directory",
-                given=f"{self.place}, without its {PRODUCT}",
+                given=f"{self.place}, without its {PRODUCT} as it was written",
                 allowed="a run directory that is whole",
                 remedy="restore it from a copy, or run the job into a new run directory",
             )

@@ -293,6 +293,23 @@ def test_the_batch_jacobian_is_the_diagonal_of_the_full_one_and_there_is_none_wh
         sensitivity.jacobian(keras.Model(inputs, layers.Dense(6)(hidden)), source)
 
 
+class Compiled(keras.Model):
+    """Calls its layers in a function that keeps its graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = layers.Dense(3, "tanh", name="inner"), layers.Dense(1)
+        self.whole = tf.function(lambda windows: self.outer(self.inner(tf.reshape(windows, (-1, 12)))))
+
+    def call(self, windows):
+        return self.whole(windows)
+
+
+def test_a_layer_in_a_function_of_its_own_is_no_source_and_no_silent_zero():
+    with pytest.raises(Refused, match="of its own"):
+        sensitivity.jacobian(Compiled(), WINDOWS, wrt="inner")
+
+
 # ---- what is refused ----------------------------------------------------------------------------------
 
 
