@@ -15,7 +15,8 @@ import numpy as np
 
 from .errors import Refused
 from .facts import CallFacts
-from .inprocess import Beside, Report, computed
+from .inprocess import Beside, Make, Report, computed
+from .products.directions import Directed
 from .products.expected_gradients import SAMPLES as BASELINES
 from .products.expected_gradients import ExpectedGradients
 from .products.gradient_norm import GradientNorm
@@ -145,12 +146,7 @@ def jvp(
 
     Returns `(batch, *target, direction)`.
     """
-
-    def make(facts: CallFacts, source: np.ndarray) -> tuple[Product, Beside]:
-        own = _shaped("directions", directions, "direction", facts.source.shape, len(source))
-        return _of_windows(Jvp, own, facts, len(facts.source.shape))
-
-    return computed(make, model, windows, memory, {**what, "product": Jvp.name}, report=report)
+    return computed(_along(Jvp, directions), model, windows, memory, {**what, "product": Jvp.name}, report=report)
 
 
 def hessian(
@@ -177,12 +173,7 @@ def hvp(
 
     directions: as for `jvp`. Returns `(batch, *target, direction, *source)`.
     """
-
-    def make(facts: CallFacts, source: np.ndarray) -> tuple[Product, Beside]:
-        own = _shaped("directions", directions, "direction", facts.source.shape, len(source))
-        return _of_windows(Hvp, own, facts, len(facts.source.shape))
-
-    return computed(make, model, windows, memory, {**what, "product": Hvp.name}, report=report)
+    return computed(_along(Hvp, directions), model, windows, memory, {**what, "product": Hvp.name}, report=report)
 
 
 def gradient_norm(
@@ -276,7 +267,15 @@ def expected_gradients(
     return computed(make, model, windows, memory, asked, report=report)
 
 
-def _always(product: Product) -> Any:
+def _along(product: type[Directed], directions: Any) -> Make:
+    def make(facts: CallFacts, source: np.ndarray) -> tuple[Product, Beside]:
+        own = _shaped("directions", directions, "direction", facts.source.shape, len(source))
+        return _of_windows(product, own, facts, len(facts.source.shape))
+
+    return make
+
+
+def _always(product: Product) -> Make:
     return lambda facts, source: _nothing_beside(product)
 
 

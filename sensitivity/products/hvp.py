@@ -5,39 +5,26 @@ B. A. Pearlmutter, "Fast exact multiplication by the Hessian", 1994.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 import tensorflow as tf
 
 from ..facts import CallFacts
 from ..variables import Dims, Variable
+from .directions import Directed
 from .hessian import gradient_of_one
-from .jvp import directions_asked, repeated
-from .product import Arrays, Given, Product, require_all_lags, some
+from .product import Given, require_all_lags, some
 from .vjp import contracted
 
 if TYPE_CHECKING:
-    from ..facts import ModelFacts
-    from ..job import SensitivitySection
     from ..model import Target
-    from ..record import Record
 
 
 @dataclass(frozen=True)
-class Hvp(Product):
-    """directions: `(direction, *source)`, the same for all windows. names: of each."""
-
+class Hvp(Directed):
     name: ClassVar[str] = "hvp"
     long_name: ClassVar[str] = "derivative, with respect to the source, of the output's derivative along a direction"
-    directions: np.ndarray = field(compare=False)
-    names: tuple[str, ...] = ()
-
-    @classmethod
-    def asked(cls, wanted: SensitivitySection, facts: ModelFacts, record: Record) -> Hvp:
-        return cls(*directions_asked(wanted, facts, record))
 
     def shaped(self, facts: CallFacts) -> CallFacts:
         require_all_lags(self.name, facts)
@@ -54,15 +41,6 @@ class Hvp(Product):
 
     def variables(self, target: Dims, source: Dims) -> tuple[Variable, ...]:
         return (Variable(self.name, (*target, ("direction", len(self.directions)), *source), self.long_name),)
-
-    def labels(self) -> dict[str, Sequence[str]]:
-        return {"direction": self.names}
-
-    def constants(self, target: Dims, source: Dims) -> dict[str, tuple[Dims, np.ndarray]]:
-        return {"directions": ((("direction", len(self.directions)), *source), self.directions)}
-
-    def beside(self, facts: CallFacts, windows: int) -> Arrays:
-        return (repeated(self.directions, facts, windows),)
 
     def rows(
         self, target: Target, given: Given, source: tf.Tensor, first: tf.Tensor, count: int | None
