@@ -52,7 +52,7 @@ def make_store(folder: Path, windows: int, lags: int, features: int) -> None:
     import xarray as xr
     import zarr
 
-    from sensitivity.template import CHECKED, CODEC, JACOBIAN_DIMS
+    from sensitivity.template import CHECKED, CODEC
 
     chunk = CHUNK_BYTES // (4 * lags * features)
     group = zarr.open_group(folder, mode="w")
@@ -63,7 +63,7 @@ def make_store(folder: Path, windows: int, lags: int, features: int) -> None:
         "jacobian",
         shape=shape,
         chunks=(chunk, *shape[1:]),
-        dimension_names=JACOBIAN_DIMS,
+        dimension_names=("time", "output_step", "output", "lag", "feature"),
         chunk_key_encoding=keys,
         **options,
     )

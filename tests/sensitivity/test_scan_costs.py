@@ -9,7 +9,7 @@ from keras import layers
 
 from sensitivity.engine import Tuned
 from sensitivity.model import Target, describe_call
-from sensitivity.plan import bytes_per_window, call_memory
+from sensitivity.plan import call_memory, result_bytes
 from sensitivity.setting import Setting
 from tests.conftest import sequential
 
@@ -33,7 +33,7 @@ def test_the_rule_covers_what_the_compiler_states(kind, steps, wanted, head):
     facts = describe_call(target_model, (steps, 3), of="output", dtype="float32", **wanted)
     assert facts.walk(facts.target_size).kind == ("whole" if kind == "last step" else kind)
     setting = Setting("scan", 8, xla=True)
-    taken = Tuned(Target(target_model, facts), setting).stated_bytes() + 8 * 2 * bytes_per_window(facts)
+    taken = Tuned(Target(target_model, facts), setting).stated_bytes() + 8 * 2 * result_bytes(facts)
     assert 0.4 * call_memory(facts, setting) < taken < call_memory(facts, setting)
 
 
@@ -64,7 +64,7 @@ def test_the_rule_covers_what_a_layer_computes_within(two_segments, wide, place)
     model = sequential((60, 3), recurrent, wide(), *after.get(place, []))
     facts = describe_call(model, (60, 3), of="output", dtype="float32")
     setting = Setting("scan", 8, xla=True)
-    taken = Tuned(Target(model, facts), setting).stated_bytes() + 8 * 2 * bytes_per_window(facts)
+    taken = Tuned(Target(model, facts), setting).stated_bytes() + 8 * 2 * result_bytes(facts)
     assert taken < call_memory(facts, setting)
 
 
