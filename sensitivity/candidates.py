@@ -61,7 +61,8 @@ def families(wanted: SensitivitySection, facts: CallFacts, *, gpu: bool = False)
         if kernel in ("gradient", "scan") or (pfor in _pfor(wanted) and not (pfor and rows == 1))
     ]
     found.sort(key=lambda setting: compiles_long(setting, facts))
-    if gpu and facts.recurrent and not _has_restored_loops(facts):
+    once = facts.rows_of in ("outputs", "vectors")  # cuDNN's recurrent layers have no second derivative
+    if gpu and once and facts.recurrent and not _has_restored_loops(facts):
         one_by_one = [s for s in found if not s.xla and (s.kernel == "gradient" or not s.experimental_use_pfor)]
         found = [replace(s, use_cudnn=True) for s in one_by_one if s.kernel not in ("forward", "scan")] + found
     return found

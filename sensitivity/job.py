@@ -202,6 +202,9 @@ class SensitivitySection(Section):
                     allowed=f"with {' or '.join(owners)} alone",
                     remedy=f'leave it out, or set product = "{owners[0]}"',
                 )
+        for key, given in self.options.items():
+            if isinstance(given, tuple) and len(set(given)) < len(given):
+                raise Refused(f"sensitivity.{key}", given=given, allowed="each once", remedy="take the repeated out")
         return self
 
     @model_validator(mode="after")

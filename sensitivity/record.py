@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -46,8 +47,10 @@ def read_array(path: str, key: str) -> np.ndarray:
         folder, name = place_of(path)
         with folder.local_copy(name) as file:
             found = np.load(file, allow_pickle=False)
+        if found.dtype.kind not in "fiub":
+            raise TypeError(f"an array of {found.dtype}")
         return found.astype("float64")
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
         raise Refused(
             key,
             given=f"{path} ({str(error).strip() or type(error).__name__})",

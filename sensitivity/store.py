@@ -278,6 +278,11 @@ def require_same(run: Run, job: Job, wanted: dict[str, Any]) -> None:
         for key, value in wanted.items()
         if have.get(key) != value
     ]
+    differences += [  # what only products but the Jacobian have
+        f"{key}: the run has {have[key]!r}, the job none: its product is {job.sensitivity.product}"
+        for key in have
+        if key.startswith("sensitivity.product") and key not in wanted
+    ]
     shards = run.layout.shard_windows
     if job.run.shard_windows not in ("auto", shards) and min(job.run.shard_windows, run.layout.windows) != shards:
         differences.append(f"run.shard_windows: the run has {shards}, the job {job.run.shard_windows}")

@@ -52,7 +52,7 @@ class ExpectedGradients(OfInput):
     def computed(self, engine: Tuned, fetch: Fetch, count: int) -> Iterator[Found]:
         samples = len(self.baselines)
         shares = (np.random.default_rng(self.seed).permutation(samples) + 0.5) / samples
-        for done, given in in_parts(fetch, count, engine.setting.windows_per_call):
+        for done, given in in_parts(engine, fetch, count):
             baselines = self.baselines.reshape(samples, *given[0].shape[1:])
             toward = (1 - shares).reshape(-1, *(1,) * (baselines.ndim - 1)) * baselines
             points = Points(shares, toward, np.full(samples, 1 / samples), baselines).and_window()

@@ -68,7 +68,7 @@ class IntegratedGradients(OfInput):
         return {"baseline": (source, self.baseline)}
 
     def computed(self, engine: Tuned, fetch: Fetch, count: int) -> Iterator[Found]:
-        for done, given in in_parts(fetch, count, engine.setting.windows_per_call):
+        for done, given in in_parts(engine, fetch, count):
             windows, target = len(given[0]), engine.target.facts.target_shape
             values = {
                 self.name: np.empty((windows, *engine.target.facts.block_shape), given[0].dtype),

@@ -105,8 +105,10 @@ class OfInput(Jacobian):
         return (Variable(self.name, (*target, *source), self.long_name),)
 
 
-def in_parts(fetch: Fetch, count: int, size: int) -> Iterator[tuple[slice, Arrays]]:
-    """`count` windows, so many at a time."""
+def in_parts(engine: Tuned, fetch: Fetch, count: int) -> Iterator[tuple[slice, Arrays]]:
+    """`count` windows, as many at a time as the engine takes a call, each `(*input_shape)` as the model has it."""
+    size, shape = engine.setting.windows_per_call, engine.target.facts.input_shape
     for start in range(0, count, size):
         part = slice(start, min(start + size, count))
-        yield part, fetch(part)
+        windows, *beside = fetch(part)
+        yield part, (windows.reshape(len(windows), *shape), *beside)

@@ -50,7 +50,7 @@ class SmoothGradients(OfInput):
 
     def computed(self, engine: Tuned, fetch: Fetch, count: int) -> Iterator[Found]:
         samples = len(self.noise)
-        for done, given in in_parts(fetch, count, engine.setting.windows_per_call):
+        for done, given in in_parts(engine, fetch, count):
             noise = self.noise.reshape(samples, *given[0].shape[1:])
             points = Points(np.ones(samples), noise, np.full(samples, 1 / samples)).and_window()
             found, predictions = summed(engine, given, points)

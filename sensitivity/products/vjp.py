@@ -71,9 +71,9 @@ class Vjp(Product):
 
 
 def by_rule(rule: str, shape: tuple[int, ...]) -> np.ndarray:
-    """`(output_step, output)`: the sum or the mean of all outputs, or the sum of those of the last step."""
+    """`([output_step, ]output)`: the sum or the mean of all outputs, or the sum of those of the last step."""
     ones = np.ones(shape)
-    if rule == "last":
+    if rule == "last" and len(shape) > 1:
         ones[:-1] = 0
     return ones / ones.size if rule == "mean" else ones
 

@@ -63,13 +63,13 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def make(write_job):
-    def made(product: str, **more) -> Path:
+    def made(product: str, path: str = "", **more) -> Path:
         return write_job(
             net(),
             series(),
             text=f"[series.scaling]\nmean = {MEAN.tolist()}\nstd = {STD.tolist()}\n",
             sensitivity={"product": product, **ASKED[product], **more},
-            run={"path": f"runs/{product}", "shard_windows": 16},
+            run={"path": f"runs/{path or product}", "shard_windows": 16},
         )
 
     return made
@@ -212,6 +212,8 @@ def test_what_a_run_keeps_of_its_product_is_watched(make):
     assert again.complete
     with pytest.raises(Refused, match="arrays"):
         run_job(Job.load(make("vjp", vectors=["last"])), How(serial=True))
+    with pytest.raises(Refused, match="its product is jacobian"):
+        run_job(Job.load(make("jacobian", wrt="input", path="vjp")), How(serial=True))
 
 
 @pytest.mark.parametrize(
@@ -235,6 +237,23 @@ def test_bad_requests_are_refused_before_anything_is_written(make, tmp_path, pro
 def test_a_window_of_the_series_is_a_baseline_the_first_one_too(make, exact):
     prepared = prepare(Job.load(make("integrated_gradients", baseline=0)))
     assert worst(prepared.product.baseline * STD + MEAN, exact.windows[0]) < 1e-6
+
+
+@pytest.mark.parametrize("product", ["integrated_gradients", "smooth_gradients", "expected_gradients"])
+def test_of_a_model_with_flat_windows_attributions_are_those_of_lagged_ones(write_job, tmp_path, product):
+    found = []
+    for shape in ((LENGTH, 1), (LENGTH,)):
+        model = sequential(shape, layers.Flatten(), layers.Dense(LENGTH, "tanh"))
+        file = write_job(
+            model,
+            frame(20, ("rain",)),
+            sensitivity={"product": product},
+            windows={"length": LENGTH},
+            run={"path": f"runs/{len(shape)}"},
+        )
+        summary = run_job(Job.load(file), How(serial=True))
+        found.append(xr.open_zarr(Path(str(summary.run.place)) / "results.zarr")[product].values)
+    assert worst(found[1], found[0]) < 1e-5
 
 
 def test_arrays_come_from_files_in_units_of_the_series(make, tmp_path, exact):

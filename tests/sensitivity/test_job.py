@@ -53,6 +53,7 @@ def test_defaults_and_paths_relative_to_the_job_file():
         ({"sensitivity": {"product": "curl"}}, "sensitivity.product", '"jacobian", "vjp"'),
         ({"sensitivity": {"vectors": ["sum"]}}, "sensitivity.vectors", "with vjp alone"),
         ({"sensitivity": {"product": "vjp", "vectors": "v.csv"}}, "sensitivity.vectors", ".npy"),
+        ({"sensitivity": {"product": "jvp", "directions": ["a", "a"]}}, "sensitivity.directions", "each once"),
         ({"sensitivity": {"product": "hvp", "directions": 3}}, "sensitivity.directions", "a list of features"),
         ({"sensitivity": {"windows_per_call": 0}}, "sensitivity.windows_per_call", "1 or more"),
         ({"sensitivity": {"experimental_use_pfor": 1}}, "sensitivity.experimental_use_pfor", "true or false"),

@@ -121,6 +121,9 @@ def test_vjp(reference):
     assert worst(found, np.einsum("kr,nrlf->nklf", vectors.reshape(3, -1), rows)) < CLOSE
     found = sensitivity.vjp(reference.model, WINDOWS, "mean")
     assert worst(found[:, 0], rows.mean(1)) < CLOSE
+    found = sensitivity.vjp(reference.model, WINDOWS, "last")
+    last = reference.by_input[:, -1] if reference.target == (6, 2) else reference.by_input
+    assert worst(found[:, 0], last.reshape(5, -1, 6, 2).sum(1)) < CLOSE
 
 
 def test_vjp_by_vectors_of_each_window_on_the_kept_kernel(reference):
