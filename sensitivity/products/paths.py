@@ -62,13 +62,13 @@ def _at(of_points: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 
 def summed(engine: Tuned, given: Arrays, points: Points) -> tuple[np.ndarray, np.ndarray]:
-    """The sums of weighted Jacobians `(n, *target, *input_shape)` of n windows, and predictions
-    `(n, point, *target)`. All points of all windows go through in calls of the engine's size.
+    """The sums of weighted Jacobians `(n, *target, *input_shape)` of n windows, and predictions at
+    their first and last points `(n, 2, *target)`. All points of all windows go through in calls of the engine's size.
     """
     windows, count = given[0], points.count
     facts = engine.target.facts
     total = np.zeros((len(windows), *facts.block_shape), facts.dtype)
-    predictions = np.empty((len(windows) * count, *facts.target_shape), facts.dtype)
+    ends = np.empty((len(windows), 2, *facts.target_shape), facts.dtype)
 
     def fetch(part: slice) -> Arrays:
         which, numbers = np.divmod(np.arange(part.start, part.stop), count)
@@ -76,10 +76,11 @@ def summed(engine: Tuned, given: Arrays, points: Points) -> tuple[np.ndarray, np
 
     for part, (prediction, block) in engine.calls(fetch, len(windows) * count):
         which, numbers = np.divmod(np.arange(part.start, part.stop), count)
-        predictions[part] = prediction
+        for end, number in enumerate((0, count - 1)):
+            ends[which[numbers == number], end] = prediction[numbers == number]
         starts = np.flatnonzero(np.diff(which, prepend=-1))
         total[which[starts]] += np.add.reduceat(points.weighted(block, windows[which], numbers), starts, axis=0)
-    return total, predictions.reshape(len(windows), count, *facts.target_shape)
+    return total, ends
 
 
 @dataclass(frozen=True)
