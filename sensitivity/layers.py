@@ -34,6 +34,11 @@ def as_graph(function: Callable[..., Any], **options: Any) -> tf.types.experimen
     return tf.function(functools.partial(function), autograph=False, **options)
 
 
+def nodes_of(graph: Any) -> list[Any]:
+    """Operations of a GraphDef, and of the functions that it calls: its loops and branches."""
+    return [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+
+
 _ONE_AT_A_TIME = threading.RLock()
 
 

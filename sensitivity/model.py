@@ -21,7 +21,7 @@ from .precision import said
 from .products.jacobian import Jacobian
 from .products.product import Product
 from .recurrence import Recurrence, recurrence
-from .sources import INPUT, moved, source_named, with_output
+from .sources import INPUT, moved, require_reached, source_named, with_output
 from .tracing import traced
 from .variables import PREDICTION, Variable
 from .walks import ScanFacts
@@ -182,6 +182,7 @@ def _run_once(
     back = backward(model, target, shape, dtype, seen.operations)
     scan, no_scan = (None, back.only_gradient) if back.only_gradient else _scan(model, shape, of, dtype, target_shape)
     source = source_named(model, wrt, zeros)
+    require_reached(model, source, target, zeros)
     facts = Jacobian().shaped(
         CallFacts(
             input_shape=shape,

@@ -18,9 +18,8 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from .errors import Refused, gist
 from .job_files import SAVED_GRAPH
-from .layers import keras
+from .layers import keras, nodes_of
 
-GRAPH = SAVED_GRAPH
 _ALLOWED = "a SavedModel that takes one floating-point tensor of windows"
 _EXPORT = 'save the model again with model.export("saved") or tf.saved_model.save(module, "saved")'
 # Operations on files and of Python. What every SavedModel restores its variables with is refused in what is served.
@@ -91,9 +90,9 @@ class SavedModel(keras.Model):
 def load_saved_model(path: Path, *, trust: bool = False) -> SavedModel:
     """Raises `Refused` for what cannot be restored, or has operations on files and no trust."""
     try:
-        content = (path / GRAPH).read_bytes()
+        content = (path / SAVED_GRAPH).read_bytes()
         graphs = saved_model_pb2.SavedModel.FromString(content).meta_graphs
-        nodes = [node for graph in graphs for node in _nodes(graph.graph_def)]
+        nodes = [node for graph in graphs for node in nodes_of(graph.graph_def)]
         _require_harmless(path, nodes, _FILES, trust)
         restored = tf.saved_model.load(str(path))
         endpoint = _endpoint(restored)
@@ -102,7 +101,7 @@ def load_saved_model(path: Path, *, trust: bool = False) -> SavedModel:
     except Exception as error:  # every part of a SavedModel has its own way of being damaged
         raise _refused(f"{path} ({gist(error)})", _EXPORT) from error
     if endpoint.graph is not None:
-        served = _nodes(endpoint.graph.as_graph_def())
+        served = nodes_of(endpoint.graph.as_graph_def())
         _require_harmless(path, served, _CHECKPOINTS, trust)
         kept = {there.registered_op_type for graph in graphs for there in graph.graph_def.library.registered_gradients}
         _require_gradients(path, served, set(map(custom_gradient_of, nodes)) - {None} - kept)
@@ -182,10 +181,6 @@ def custom_gradient_of(node: Any) -> str | None:
     """The name that a gradient of the user's goes by; None of an operation that has its own."""
     kind = node.attr["_gradient_op_type"].s.decode() if "_gradient_op_type" in node.attr else ""
     return kind if kind and "PartitionedCall" not in node.op else None
-
-
-def _nodes(graph: Any) -> list[Any]:
-    return [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
 
 
 def _require_gradients(path: Path, served: list[Any], unsaved: set[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -21,44 +21,74 @@ def source_named(model: keras.Model, wrt: str, zeros: tf.Tensor) -> Source:
         return Source("input", wrt, tuple(zeros.shape[1:]))
     layer = layer_named(model, wrt, "sensitivity.wrt", also=f'"{INPUT}"')
     found: list[Any] = []
-
-    def wrap(layer: keras.Layer, call: Any) -> Any:
-        def seen(*args: Any, **kwargs: Any) -> Any:
-            result = call(*args, **kwargs)
-            found.append(result)
-            return result
-
-        return seen
-
-    with calls_wrapped([layer], wrap):
+    with calls_wrapped([layer], _kept_in(found)):
         graph = as_graph(lambda windows: model(windows)).get_concrete_function(zeros).graph
-    _require_one_tensor(wrt, found, graph)
+    _require_one_tensor(layer, "sensitivity.wrt", found, graph)
     return Source("layer", wrt, tuple(found[0].shape[1:]))
 
 
-def _require_one_tensor(wrt: str, found: list[Any], graph: Any) -> None:
+def _kept_in(found: list[Any]) -> Callable[[keras.Layer, Any], Any]:
+    """Wraps a call so that what it gives is kept."""
+
+    def wrap(layer: keras.Layer, call: Any) -> Any:
+        def kept(*args: Any, **kwargs: Any) -> Any:
+            found.append(call(*args, **kwargs))
+            return found[-1]
+
+        return kept
+
+    return wrap
+
+
+def _require_one_tensor(layer: keras.Layer, key: str, found: list[Any], graph: Any) -> None:
     """Refuse a layer whose output is not one tensor of floating-point numbers of each window, in the model's graph.
 
-    A loop, or a user's `tf.function`, is a graph of its own, which may have been traced before.
+    graph: None where it is called outside of any. A loop, or a user's `tf.function`, is a graph of its own, which may
+    have been traced before.
     """
     given = None
     if not found or getattr(found[0], "graph", graph) is not graph:
-        given = f"layer {wrt!r}, which is not called but within a loop or a function of its own"
+        given = "is not called but within a loop or a function of its own"
     elif len(found) > 1:
-        given = f"layer {wrt!r}, which is called {len(found)} times"
+        given = f"is called {len(found)} times"
     elif not isinstance(found[0], tf.Tensor):
-        given = f"layer {wrt!r}, which gives {len(keras.tree.flatten(found[0]))} tensors"
+        given = f"gives {len(keras.tree.flatten(found[0]))} tensors"
     elif not found[0].dtype.is_floating:
-        given = f"layer {wrt!r}, which gives {found[0].dtype.name}"
+        given = f"gives {found[0].dtype.name}"
     elif None in found[0].shape[1:] or len(found[0].shape) < 2:
-        given = f"layer {wrt!r}, which gives {tuple(found[0].shape)}"
+        given = f"gives {tuple(found[0].shape)}"
     if given:
         raise Refused(
-            "sensitivity.wrt",
-            given=given,
+            key,
+            given=f"layer {layer.name!r}, which {given}",
             allowed="layers that are called once, and give one tensor (batch, …) of floating-point numbers",
             remedy="name another layer",
         )
+
+
+def require_reached(
+    model: keras.Model, source: Source, target: Callable[[tf.Tensor], tf.Tensor], zeros: tf.Tensor
+) -> None:
+    """Refuse a layer that the target does not depend on: its derivatives would all be zero."""
+    found: list[Any] = []
+
+    def pulled(windows: tf.Tensor) -> tf.Tensor:
+        by = tf.zeros((windows.shape[0], *source.shape), windows.dtype)
+        with tf.GradientTape(watch_accessed_variables=False) as tape, moved(model, source, by):
+            tape.watch(by)
+            outputs = target(windows)
+        found.append(tape.gradient(outputs, by))
+        return outputs
+
+    if source.kind == "layer":
+        as_graph(pulled).get_concrete_function(zeros)
+        if found[-1] is None:
+            raise Refused(
+                "sensitivity.wrt",
+                given=f"layer {source.name!r}, which the target does not depend on, or has no gradient by",
+                allowed="layers on the way from the input to the target",
+                remedy="name another layer, or another target",
+            )
 
 
 def layer_named(model: keras.Model, name: str, key: str, *, also: str) -> keras.Layer:
@@ -117,21 +147,7 @@ class _UpTo(keras.Model):
 
     def call(self, windows: Any) -> dict[str, Any]:
         found: list[Any] = []
-
-        def wrap(layer: keras.Layer, call: Any) -> Any:
-            def kept(*args: Any, **kwargs: Any) -> Any:
-                found.append(call(*args, **kwargs))
-                return found[-1]
-
-            return kept
-
-        with calls_wrapped([self._layer], wrap):
+        with calls_wrapped([self._layer], _kept_in(found)):
             self._model(windows)
-        if len(found) != 1:
-            raise Refused(
-                "sensitivity.of",
-                given=f"layer {self._layer.name!r}, which is called {len(found)} times",
-                allowed="layers that are called once",
-                remedy="name another layer",
-            )
+        _require_one_tensor(self._layer, "sensitivity.of", found, getattr(windows, "graph", None))
         return {self._layer.name: found[0]}

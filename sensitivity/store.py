@@ -19,6 +19,7 @@ from .choices import TUNING, purpose, remember, remembered
 from .errors import Refused
 from .folders import Folder
 from .job import Job, SensitivitySection, SeriesSection
+from .job_files import SAVED_GRAPH
 from .lease import LEASE, Lease, Owner, require_owner
 from .places import Place
 from .plan import Layout
@@ -298,10 +299,10 @@ def require_same(run: Run, job: Job, wanted: dict[str, Any]) -> None:
 def load_run_model(run: Run) -> keras.Model:
     """The run's own copy of the model, checked against its fingerprint and cast to the run's dtype."""
     from .loading import cast, fingerprint, load_model
-    from .saved_models import GRAPH
 
     name = run.content["model_file"]
-    if name not in (MODEL, SAVED, WEIGHTS) or run.place.size(f"{SAVED}/{GRAPH}" if name == SAVED else name) is None:
+    file_of = f"{SAVED}/{SAVED_GRAPH}" if name == SAVED else name
+    if name not in (MODEL, SAVED, WEIGHTS) or run.place.size(file_of) is None:
         raise Refused(
             "run directory",
             given=f"{run.place}, without its {name}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from .errors import Refused, gist
-from .layers import as_graph, calls_wrapped, function_of, keras, leaf_layers, steps_folded
+from .layers import as_graph, calls_wrapped, function_of, keras, leaf_layers, nodes_of, steps_folded
 from .saved_models import SavedModel
 
 
@@ -80,7 +79,7 @@ def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
     size = seen.size + scores
     if isinstance(model, SavedModel):
         size, recurrent = _restored_sizes(model, zeros, graph)
-    return Traced(output, size, recurrent, _nodes(graph), smooth)
+    return Traced(output, size, recurrent, nodes_of(graph), smooth)
 
 
 def _restored_sizes(model: SavedModel, zeros: tf.Tensor, graph: Any) -> tuple[int, tuple[tuple[int, int], ...]]:
@@ -89,7 +88,7 @@ def _restored_sizes(model: SavedModel, zeros: tf.Tensor, graph: Any) -> tuple[in
     Here every tensor is counted, where else layers' outputs are, of which projections take twice as many to be kept.
     """
     steps = zeros.shape[1]
-    loops = [node for node in _nodes(graph) if node.op in _LOOPS]
+    loops = [node for node in nodes_of(graph) if node.op in _LOOPS]
     numbers = numbers_of(model, [tuple(zeros.shape[1:])], [zeros.dtype], steps=steps, batch=model.batch)
     return numbers // 2, ((steps, 0),) * len(loops)
 
@@ -153,7 +152,7 @@ def numbers_of(
     """
     given = [tf.TensorSpec((_SAMPLES, *shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
     graph = as_graph(function).get_concrete_function(*given).graph.as_graph_def(add_shapes=True)
-    turned = {node.attr["body"].func.name for node in _nodes(graph) if node.op in _LOOPS}
+    turned = {node.attr["body"].func.name for node in nodes_of(graph) if node.op in _LOOPS}
     parts = [(1, graph.node)]
     parts += [(steps if part.signature.name in turned else 1, part.node_def) for part in graph.library.function]
     return sum(times * _numbers(nodes, batch) for times, nodes in parts)
@@ -166,10 +165,6 @@ def _numbers(nodes: Iterable[Any], batch: int | None) -> int:
     return sum(math.prod(max(1, size) for size in rest) for rest in of_samples)
 
 
-def _nodes(graph: Any) -> list[Any]:
-    return [*graph.node, *_within(graph)]
-
-
 def _within(graph: Any) -> Iterator[Any]:
     """Operations of the functions that a graph calls: its loops and branches."""
-    return itertools.chain.from_iterable(function.node_def for function in graph.library.function)
+    return (node for function in graph.library.function for node in function.node_def)

@@ -72,7 +72,7 @@ class Product:
         return {}
 
     def constants(self, target: Dims, source: Dims) -> dict[str, tuple[Dims, np.ndarray]]:
-        """Arrays that the run keeps beside its results, for workers to make the product anew: dims and numbers."""
+        """What of it stands in the store for readers to see: dims and numbers. Workers make it anew from `kept`."""
         return {}
 
     # ---- in a graph --------------------------------------------------------------------------------

@@ -319,6 +319,13 @@ class Compiled(keras.Model):
 def test_a_layer_in_a_function_of_its_own_is_no_source_and_no_silent_zero():
     with pytest.raises(Refused, match="of its own"):
         sensitivity.jacobian(Compiled(), WINDOWS, wrt="inner")
+    with pytest.raises(Refused, match="of its own"):
+        sensitivity.jacobian(Compiled(), WINDOWS, of="inner")
+
+
+def test_a_layer_of_another_branch_is_no_silent_zero_either():
+    with pytest.raises(Refused, match="does not depend on"):
+        sensitivity.jacobian(two_outputs(), WINDOWS, of="flow", wrt="snow")
 
 
 # ---- what is refused ----------------------------------------------------------------------------------
