@@ -89,8 +89,9 @@ def prepare(
     model = load_model(job.model, job.directory, job.run.dtype, trust=trust_model)
     require_stateless(model)
     asked, options = job.sensitivity, {"dtype": job.run.dtype, **job.sensitivity.selection}
-    plain = described(model, job.windows, len(found.features), of=asked.of, wrt=asked.wrt, **options)
-    product = product_asked(asked, plain, record_of(job, found, plain.length))
+    options |= {"of": asked.of, "wrt": asked.wrt, "columns": job.model.inputs}
+    plain = described(model, job.windows, len(found.features), **options)
+    product = product_asked(asked, plain, record_of(job, found, plain.length).narrowed(plain))
     facts = shaped(plain, product)
     known = fingerprint(model)
     free = None if resume else home.free_bytes()

@@ -38,6 +38,9 @@ class What(TypedDict, total=False):
 
     of: str
     wrt: str
+    labels: Any
+    loss: Any
+    sample_weight: Any
     output_steps: Sequence[int] | str | None
     outputs: Sequence[str | int] | None
     max_lag: int | None
@@ -76,12 +79,17 @@ def jacobian(
 
     model: a Keras model, or what tf.saved_model.load gives, or a tf.Module that is called with windows. Of half
         precision it is computed in float32, and `Report.lost` says so.
-    windows: `(batch, *source)`, usually `(batch, lag, feature)`; anything NumPy takes, in the model's units.
+    windows: `(batch, *source)`, usually `(batch, lag, feature)`; anything NumPy takes, in the model's units. Of a model
+        of several inputs, one for each, by name or in order.
     memory: bytes to use above what the process has, as a number or "2GB": for a copy of the windows in the model's
         dtype, the result, the compiler and the calls. Of the compiler's 170 MB, what is beyond 340 MB is counted, so
         that from 510 MB on all is. On a GPU it bounds the calls there too. None: half of what is available.
-    of: "output", the name of one of several outputs, or of an inner layer.
-    wrt: "input", or the name of an inner layer: by what it gives, at all of its steps and units.
+    of: "output", the name of one of several outputs, or of an inner layer; or "loss": of each window's own, the mean
+        over its outputs, without the model's regularization.
+    wrt: "input", the name of one of several inputs, or of an inner layer: by what it gives, at all its steps and units.
+    labels: `(batch, …)`, as the loss takes them. sample_weight: `(batch)` or `(batch, output_step)`, of the loss.
+    loss: what `keras.losses.get` takes, or a function (labels, outputs) → `(batch, …)`; None: what the model was
+        compiled with.
     output_steps: only of these output steps, rising, negative ones from the end; or a slice of them, such as "10:".
     outputs: only of these of the target's channels, by number or by the names that a job gives them, in their order.
     max_lag: keep only the newest max_lag + 1 lags (all, where there are no more), counted back from the window's last

@@ -293,7 +293,7 @@ def _direction(target: Target, samples: np.ndarray, seed: int) -> np.ndarray:
     if facts.rows_of == "directions":
         return random.standard_normal((len(samples), *facts.target_shape))
     noise = random.standard_normal((len(samples), *facts.source.shape))
-    return _spread(samples) * noise if facts.source.kind == "input" else noise
+    return _spread(facts.source.of(samples)) * noise if facts.source.kind == "input" else noise
 
 
 def _spread(samples: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from .errors import Refused, gist
 from .layers import as_graph, keras
+from .packing import innermost
 from .saved_models import SavedModel, custom_gradient_of
 
 _TOLERANCE = 1e-4  # of the largest entry
@@ -44,8 +45,8 @@ def backward(
     nodes: Iterable[Any],
 ) -> Backward:
     """Of a target of windows `(batch, *shape)`. nodes: its graph's operations. Raises `Refused` without a gradient."""
-    saved = isinstance(model, SavedModel)
-    found = _restored(model, target, shape, dtype) if saved else Backward()
+    saved = isinstance(innermost(model), SavedModel)
+    found = _restored(innermost(model).batch, target, shape, dtype) if saved else Backward()
     if not any(map(custom_gradient_of, nodes)):
         return found
     try:
@@ -74,15 +75,15 @@ def _one_by_one(found: Backward) -> Backward:
 # ---- SavedModels -------------------------------------------------------------------------------------
 
 
-def _restored(model: SavedModel, target: Any, shape: tuple[int, ...], dtype: str) -> Backward:
-    """Traced, not run."""
-    windows = tf.TensorSpec((model.batch or _SAMPLES, *shape), dtype)
+def _restored(batch: int | None, target: Any, shape: tuple[int, ...], dtype: str) -> Backward:
+    """Traced, not run. batch: windows that the SavedModel takes at a time."""
+    windows = tf.TensorSpec((batch or _SAMPLES, *shape), dtype)
     try:
         as_graph(lambda given: _pulled(target)(given, tf.ones_like(target(given)))).get_concrete_function(windows)
     except Exception as error:
         raise _without_gradient(error) from error
-    if model.batch:
-        return Backward(f"the SavedModel takes {model.batch} windows at a time", model.batch)
+    if batch:
+        return Backward(f"the SavedModel takes {batch} windows at a time", batch)
     try:
         as_graph(lambda given: _pulled_twice(target, given)).get_concrete_function(windows)
     except Exception:  # TensorFlow has several words for it

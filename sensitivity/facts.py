@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from .heads import Selection
+from .packing import Packing, part_of_json
+from .parts import Part, of_parts, put_in_parts
 from .variables import INPUT_DIMS, LAYER_DIMS, TARGET_DIMS, Dims, Variable, variables_of
 from .walks import ScanFacts, Walk, of_all_lags, of_last_lags
 
@@ -20,16 +22,26 @@ RowsOf = Literal["outputs", "vectors", "directions", "derivatives"]
 class Source:
     """What is differentiated by: a window ("input"), or what a layer gives ("layer").
 
-    name: as it was asked for. shape: of one window's, without the batch axis.
+    name: as it was asked for. shape: of one window's, without the batch axis. parts: of an input that is a part of the
+    window, where it is: see `of_parts`.
     """
 
     kind: Literal["input", "layer"]
     name: str
     shape: tuple[int, ...]
+    parts: tuple[Part, ...] = ()
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    def of(self, windows: Any) -> Any:
+        """An input's part `(batch, *shape)` of windows `(batch, *input_shape)`, NumPy's or TensorFlow's."""
+        return of_parts(windows, self.parts)
+
+    def put(self, windows: Any, values: Any) -> Any:
+        """The windows with `values` `(batch, *shape)` there."""
+        return put_in_parts(windows, self.parts, values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +59,7 @@ class CallFacts:
     operations: in the graph of the forward pass; an unrolled loop has thousands.
     only_gradient, together, linear: what the backward pass allows, as `Backward` says.
     lost: what of the model as it was given is not kept, such as its half precision.
+    packing: where a window holds what the model takes, unless it takes the window itself.
 
     A product is made of `rows`: the numbers that are differentiated, each of which gives a derivative of `row_shape`.
     rows_of: the target's own numbers are rows; or their sums, weighted by vectors; or directions, whose derivatives
@@ -78,6 +91,7 @@ class CallFacts:
     together: int | None = None
     linear: bool = True
     lost: tuple[str, ...] = ()
+    packing: Packing | None = None
 
     @property
     def target_size(self) -> int:
@@ -176,10 +190,17 @@ class ModelFacts(CallFacts):
     def source_dims(self) -> Dims:
         """Of a derivative by the source, with their sizes."""
         if self.source.kind == "input":
-            lags = self.length if self.max_lag is None else self.lags
-            return tuple(zip(INPUT_DIMS, (lags, self.features), strict=True))
+            flat = self.length if self.source.size == self.length * self.features else 1
+            lags = self.lags if len(self.source.shape) > 1 else flat
+            return tuple(zip(INPUT_DIMS, (lags, self.kept_size // lags), strict=True))
         steps = self.lags if len(self.source.shape) > 1 else 1
         return tuple(zip(LAYER_DIMS, (steps, self.kept_size // steps), strict=True))
+
+    @property
+    def source_columns(self) -> slice:
+        """Those of the features that the source has, where it is an input."""
+        parts = [part for part in self.source.parts if part.steps is not None]
+        return slice(parts[-1].start, parts[-1].stop) if parts else slice(0, self.features)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -191,13 +212,14 @@ class ModelFacts(CallFacts):
         lists["lost"] = tuple(content.get("lost", ()))
         lists["recurrent"] = tuple(map(tuple, content["recurrent"]))
         chosen = {name: None if part is None else tuple(part) for name, part in content["selection"].items()}
-        source = Source(**{**content["source"], "shape": tuple(content["source"]["shape"])})
+        parts = tuple(map(part_of_json, content["source"].get("parts", ())))
+        source = Source(**{**content["source"], "shape": tuple(content["source"]["shape"]), "parts": parts})
         known = {part.name for part in fields(ScanFacts)} == set(content["scan"] or ())
         scan = ScanFacts(**content["scan"]) if known else None
         if content["scan"] and not known:
             content["no_scan"] = _EARLIER
-        parts = {"scan": scan, "selection": Selection(**chosen), "source": source, "variables": variables_of(content)}
-        return cls(**{**content, **lists, **parts})
+        own = {"scan": scan, "selection": Selection(**chosen), "source": source, "variables": variables_of(content)}
+        return cls(**{**content, **lists, **own, "packing": Packing.from_json(content.get("packing"))})
 
 
 _EARLIER = "a run of an earlier version"

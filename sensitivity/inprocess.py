@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -19,19 +19,23 @@ from .engine import Tuned
 from .errors import Refused
 from .facts import CallFacts
 from .findings import refusals
+from .given import Given
 from .job import SensitivitySection, parse_bytes
 from .kept import Found, Kept, State, kept_with
 from .layers import leaf_layers
 from .loading import in_full_precision
 from .machine import available_memory
-from .model import Target, described_call, shaped_call, target_of
+from .model import Target, described_call, shaped_call, target_of, wrapped_and_cut
+from .packing import Packing
 from .plan import MiB, human_bytes, result_bytes
 from .products.product import Arrays, Product
 from .progress import progress
 from .saved_models import as_model
 from .setting import Choice, Setting
+from .sources import INPUT
 from .tuning import BUILD_BYTES, Room, tune
 
+BESIDE = ("labels", "loss", "sample_weight")  # of what is asked, what is given by window or as an object
 Beside = Callable[[slice], Arrays]
 Make = Callable[[CallFacts, np.ndarray], tuple[Product, Beside]]
 LONG_SECONDS = 5.0  # work that takes longer shows its progress
@@ -88,23 +92,27 @@ def computed(
 
     make: the product, from what is known of the model and the windows, and what its calls take beside them, by window.
     """
-    wanted = _wanted(**asked)
+    everything = Given(windows, **{key: asked[key] for key in BESIDE if key in asked})
+    wanted = _wanted(**{key: value for key, value in asked.items() if key not in BESIDE})
     started = time.perf_counter()
     given, baseline = _given_bytes(memory), machine.resident_memory()
     with machine.span() as peak:
-        model = in_full_precision(as_model(model))
-        source = _source(windows, _dtype(model))
-        store = kept_with(model)
-        target, beside = _target(make, model, source, wanted, store)
+        model = as_model(model)
+        precise = in_full_precision(model)
+        source, packing = everything.packed(model, wanted.of, _dtype(precise))
+        model, store = precise, kept_with(precise)
+        if packing is not None and packing.loss is not None:
+            wanted, packing = _of_selected(model, source, wanted, packing)
+        target, beside = _target(make, model, source, wanted, packing, store)
         product = target.product
         copied = 0 if isinstance(windows, np.ndarray) and np.may_share_memory(source, windows) else source.nbytes
         budget = _Budget(given, baseline, copied, _result_bytes(target.facts, len(source)), product.name)
-        key = (source.shape[1:], str(source.dtype), wanted, product, target.facts.rows)
+        key = (source.shape[1:], str(source.dtype), wanted, packing, product, target.facts.rows)
         reused = _reused(store.kernels.get(key, {}), source, wanted, budget) if len(source) else None
         state = State.of(model, source)
         if reused is not None and not store.is_right(key, reused[1], source, state):
             store.forget()
-            reused, (target, beside) = None, _target(make, model, source, wanted, store)
+            reused, (target, beside) = None, _target(make, model, source, wanted, packing, store)
         choice, engine = reused or _timed(store.kernels.setdefault(key, {}), wanted, target, budget, source)
         store.proved[key] = state.after(store.proved.get(key))
         engine.limit_to(budget.limit)
@@ -128,34 +136,52 @@ def _wanted(**given: Any) -> SensitivitySection:
         raise refusals(error, given, SensitivitySection, "") from None
 
 
-def _source(windows: Any, dtype: str) -> np.ndarray:
-    source = np.asarray(windows, dtype)
-    if source.ndim < 2:
-        raise Refused(
-            "windows",
-            given=f"an array of shape {source.shape}",
-            allowed="(batch, lag, feature), or any shape that begins with the batch",
-            remedy="add a batch axis: windows[None]",
-        )
-    return source
+def _of_selected(
+    model: keras.Model, source: np.ndarray, wanted: SensitivitySection, packing: Packing
+) -> tuple[SensitivitySection, Packing]:
+    """The same where outputs are selected before the loss, and not of it."""
+    if wanted.output_steps is None and wanted.outputs is None:
+        return wanted, packing
+    chosen = {"output_steps": wanted.output_steps, "outputs": wanted.outputs}
+    inputs = packing.inputs
+    found = described_call(
+        model,
+        source.shape[1:] if packing.window is None else packing.window.shape,
+        of="output",
+        wrt=inputs[0].name if inputs else INPUT,
+        dtype=str(source.dtype),
+        packing=Packing(inputs, packing.by_name) if inputs else None,
+        **chosen,
+    )
+    return wanted.model_copy(update=dict.fromkeys(chosen)), replace(packing, selection=found.selection)
 
 
 def _target(
-    make: Make, model: keras.Model, source: np.ndarray, wanted: SensitivitySection, store: Kept
+    make: Make,
+    model: keras.Model,
+    source: np.ndarray,
+    wanted: SensitivitySection,
+    packing: Packing | None,
+    store: Kept,
 ) -> tuple[Target, Beside]:
-    plain = _described(model, source, wanted, store)
-    product, beside = make(plain, source)
-    return target_of(model, shaped_call(plain, product), wanted.of, product), beside
+    plain = _described(model, source, wanted, packing, store)
+    product, beside = make(plain, plain.source.of(source) if plain.source.kind == "input" else source)
+    whole = store.model((wanted.of, packing), lambda: wrapped_and_cut(model, packing, wanted.of))
+    return Target(whole, shaped_call(plain, product), wanted.of, product), beside
 
 
-def _described(model: keras.Model, source: np.ndarray, wanted: SensitivitySection, store: Kept) -> CallFacts:
+def _described(
+    model: keras.Model, source: np.ndarray, wanted: SensitivitySection, packing: Packing | None, store: Kept
+) -> CallFacts:
     """What is known of the model before any product; the first time it is proved to have derivatives of each window."""
     of, wrt, dtype = wanted.of, wanted.wrt, str(source.dtype)
-    key = (source.shape[1:], of, wrt, *wanted.selection.values(), dtype)
+    key = (source.shape[1:], of, wrt, *wanted.selection.values(), packing, dtype)
     facts = store.facts.get(key)
     if facts is None:
         require_stateless(model)
-        facts = described_call(model, source.shape[1:], of=of, wrt=wrt, dtype=dtype, **wanted.selection)
+        facts = described_call(
+            model, source.shape[1:], of=of, wrt=wrt, dtype=dtype, packing=packing, **wanted.selection
+        )
         if len(source):
             require_independent(target_of(model, facts, of), few(source))
             store.facts[key] = facts

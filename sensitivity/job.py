@@ -53,9 +53,18 @@ class Section(BaseModel):
 
 
 class ModelSection(Section):
-    """`path`: a `.keras` file, a SavedModel's directory, or `package.module:function` returning a keras.Model."""
+    """`path`: a `.keras` file, a SavedModel's directory, or `package.module:function` returning a keras.Model.
+
+    inputs: of each of several inputs, its columns of the series; None: the model has one, which takes all of them.
+    """
 
     path: Address
+    inputs: Annotated[dict[str, Annotated[list[str], Field(min_length=1)]], Field(min_length=1)] | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """Of all inputs, one after another."""
+        return [name for names in (self.inputs or {}).values() for name in names]
 
     @property
     def is_function(self) -> bool:
@@ -274,6 +283,30 @@ class Job(Section):
     sensitivity: SensitivitySection = SensitivitySection()
     run: RunSection
     directory: str
+
+    @model_validator(mode="after")
+    def _columns_of_inputs(self) -> Job:
+        """What inputs take are the features."""
+        columns = self.model.columns
+        twice = sorted({name for name in columns if columns.count(name) > 1})
+        if twice:
+            raise Refused(
+                "model.inputs",
+                given=f"{', '.join(twice)} more than once",
+                allowed="each column once",
+                remedy="where two inputs take one column, have it in the series twice, by two names",
+            )
+        if columns and self.series.features not in (None, columns):
+            raise Refused(
+                "series.features",
+                given=", ".join(self.series.features or ()),
+                allowed=f"{', '.join(columns)}: what model.inputs name, in this order",
+                remedy="leave it out",
+            )
+        if not columns:
+            return self
+        series = {**self.series.model_dump(exclude_unset=True), "features": columns}
+        return self.model_copy(update={"series": SeriesSection.model_validate(series)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], elsewhere: Collection[str] = ()) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,11 +54,14 @@ class Found:
 
 @dataclass
 class Kept:
-    """Facts and kernels by shape, living and dying with their model. proved: with which weights and numbers."""
+    """Facts and kernels by shape, living and dying with their model. proved: with which weights and numbers.
+    models: what the model is wrapped in, or cut from it, by how.
+    """
 
     facts: dict[Any, CallFacts] = field(default_factory=dict)
     kernels: dict[Any, dict[int, Found]] = field(default_factory=dict)
     proved: dict[Any, State] = field(default_factory=dict)
+    models: dict[Any, keras.Model] = field(default_factory=dict)
 
     def is_right(self, key: Any, engine: Tuned, source: np.ndarray, state: State) -> bool:
         """Whether a kernel's numbers are the model's still, which a few windows show where weights have changed, or
@@ -74,6 +78,13 @@ class Kept:
         self.facts.clear()
         self.kernels.clear()
         self.proved.clear()
+        self.models.clear()
+
+    def model(self, key: Any, make: Callable[[], keras.Model]) -> keras.Model:
+        """What was made of the model before, or is made now."""
+        if key not in self.models:
+            self.models[key] = make()
+        return self.models[key]
 
 
 @dataclass(frozen=True)

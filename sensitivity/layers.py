@@ -29,6 +29,11 @@ def function_of(model: Any) -> Any:
     return model if getattr(type(model).call, "__qualname__", "") == "Functional.call" else None
 
 
+def input_names(model: Any) -> list[str]:
+    """Names of the inputs that a model declares, in its order; none of a subclassed model."""
+    return [tensor.name for tensor in getattr(model, "inputs", None) or []]
+
+
 def as_graph(function: Callable[..., Any], **options: Any) -> tf.types.experimental.PolymorphicFunction:
     """A `tf.function` of its own. TensorFlow counts traces by code object and warns; a partial has none."""
     return tf.function(functools.partial(function), autograph=False, **options)

@@ -22,6 +22,7 @@ from .addresses import local_folder, place_of
 from .errors import Refused, gist
 from .job import ModelSection
 from .layers import keras, leaf_layers
+from .packing import LossOf, Unpacked, rewrapped
 from .precision import default_policy, half_policies, note
 from .saved_models import SavedModel, load_saved_model
 
@@ -140,6 +141,8 @@ def _import(module: str, directory: str) -> ModuleType:
 
 def cast(model: keras.Model, dtype: str) -> keras.Model:
     """The same model computing in `dtype`: itself where it already does, else rebuilt from its configuration."""
+    if isinstance(model, (Unpacked, LossOf)):
+        return rewrapped(model, lambda inner: cast(inner, dtype))
     if isinstance(model, SavedModel):
         return _in_its_own(model, dtype)
     half = half_policies(model)

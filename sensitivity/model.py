@@ -11,12 +11,14 @@ from typing import Any
 import tensorflow as tf
 
 from .backward import backward
+from .declared import Columns, windows_taken
 from .errors import Refused
 from .facts import CallFacts, ModelFacts
 from .fitness import Unfit
 from .heads import heads, joined, labels, require_batched, require_floating, select, steps_and_channels
 from .job import WindowsSection
 from .layers import keras, steps_folded
+from .packing import Packing
 from .precision import said
 from .products.jacobian import Jacobian
 from .products.product import Product
@@ -54,16 +56,16 @@ class Target:
         return self.facts.selection.of(joined(heads(self.model, self.model(windows), self.of)))
 
     def start(self, given: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Where the source is: the windows themselves; of an inner layer, how far it is moved from what it gives: 0."""
+        """Where the source is: an input itself; of an inner layer, how far it is moved from what it gives: 0."""
         source = self.facts.source
         if source.kind == "input":
-            return given[0]
+            return source.of(given[0])
         return tf.zeros((given[0].shape[0], *source.shape), given[0].dtype)
 
     def at(self, given: Sequence[tf.Tensor], source: tf.Tensor) -> tf.Tensor:
         """The target `(batch, *target_shape)` with the source there."""
         if self.facts.source.kind == "input":
-            prediction = self(source)
+            prediction = self(self.facts.source.put(given[0], source))
         else:
             with moved(self.model, self.facts.source, source):
                 prediction = self(given[0])
@@ -74,7 +76,12 @@ class Target:
 
 def target_of(model: keras.Model, facts: CallFacts, of: str, product: Product | None = None) -> Target:
     """The target that `facts` describe."""
-    return Target(with_output(model, of), facts, of, product or Jacobian())
+    return Target(wrapped_and_cut(model, facts.packing, of), facts, of, product or Jacobian())
+
+
+def wrapped_and_cut(model: keras.Model, packing: Packing | None, of: str) -> keras.Model:
+    """The model that takes such windows, as far as `of`."""
+    return with_output(packing.wrapped(model) if packing else model, of)
 
 
 def described(
@@ -85,17 +92,16 @@ def described(
     of: str = "output",
     wrt: str = INPUT,
     dtype: str = "float32",
+    columns: Columns | None = None,
     **wanted: Any,
 ) -> ModelFacts:
     """The model's facts for windows of `features` columns, by the source `wrt`, before any product.
 
-    wanted: `max_lag`, `output_steps` and `outputs`, as in a job file. Raises `Refused` where model and windows differ.
+    columns: of each of several inputs. wanted: `max_lag`, `output_steps` and `outputs`, as in a job file. Raises
+    `Refused` where model and windows differ.
     """
-    declared = _declared_input(model)
-    length = _window_length(declared, windows, features)
-    flat = declared is not None and len(declared) == 1
-    shape = (length * features,) if flat else (length, features)
-    call, steps, names = _run_once(model, shape, of, wrt, dtype, **wanted)
+    length, shape, packing = windows_taken(model, windows, features, columns)
+    call, steps, names = _run_once(model, shape, of, wrt, dtype, packing=packing, **wanted)
     chosen = call.selection
     outputs = names if chosen.channels is None else tuple(names[channel] for channel in chosen.channels)
     steps = steps if chosen.steps is None else len(chosen.steps)
@@ -162,10 +168,11 @@ def _run_once(
     max_lag: int | None = None,
     output_steps: Any = None,
     outputs: Any = None,
+    packing: Packing | None = None,
 ) -> tuple[CallFacts, int, tuple[str, ...]]:
     """The facts, and all the steps and names of its outputs."""
-    zeros = tf.zeros((2, *shape), dtype)
-    model = with_output(model, of)
+    zeros, given = tf.zeros((2, *shape), dtype), model
+    model = wrapped_and_cut(model, packing, of)
     seen = traced(model, zeros)
     found = heads(model, seen.output, of)
     require_floating(found)
@@ -181,7 +188,7 @@ def _run_once(
 
     back = backward(model, target, shape, dtype, seen.operations)
     scan, no_scan = (None, back.only_gradient) if back.only_gradient else _scan(model, shape, of, dtype, target_shape)
-    source = source_named(model, wrt, zeros)
+    source = source_named(model, wrt, zeros, given, packing)
     require_reached(model, source, target, zeros)
     facts = Jacobian().shaped(
         CallFacts(
@@ -198,7 +205,8 @@ def _run_once(
             smooth=seen.smooth,
             operations=len(seen.operations),
             dtype=dtype,
-            lost=said(model),
+            lost=said(given),
+            packing=packing,
             **vars(back),
         )
     )
@@ -217,14 +225,14 @@ def _require_lags(facts: CallFacts, output_steps: int) -> None:
             allowed='lags of the input: wrt = "input"',
             remedy="leave it out",
         )
-    if len(facts.input_shape) < 2:
+    if len(facts.source.shape) < 2:
         raise Refused(
             "sensitivity.max_lag",
-            given=f"{facts.max_lag}, and a model that takes a flat input",
+            given=f"{facts.max_lag}, and an input without steps",
             allowed="models that take (batch, lag, feature)",
             remedy="leave it out, or wrap the model in one that takes (lag, feature) and reshapes",
         )
-    every_step = len(facts.target_shape) == 2 and output_steps == facts.input_shape[0] > 1
+    every_step = len(facts.target_shape) == 2 and output_steps == facts.source.shape[0] > 1
     if every_step and facts.scan is None:
         raise Refused(
             "sensitivity.max_lag",
@@ -243,81 +251,3 @@ def _scan(
         return None, str(reason)
     except Exception as error:  # whatever a user's layer raises when it is called out of its place
         return None, f"the model's graph cannot be taken apart ({type(error).__name__}: {str(error)[:100]})"
-
-
-def _declared_input(model: keras.Model) -> tuple[int | None, ...] | None:
-    """The shape of one window as the model declares it; None where a subclassed model declares nothing."""
-    inputs = getattr(model, "inputs", None) or []
-    if len(inputs) > 1:
-        raise Refused(
-            "model.path",
-            given=f"a model with {len(inputs)} inputs",
-            allowed="a model with one input, the window",
-            remedy="wrap it in a model that holds the other inputs fixed",
-        )
-    if not inputs:
-        return None
-    if "float" not in inputs[0].dtype:
-        raise Refused(
-            "model.path",
-            given=f"an input of {inputs[0].dtype}",
-            allowed="floating-point inputs: there is no derivative by others",
-            remedy="give the part of the model that begins with numbers, after a lookup or an embedding",
-        )
-    shape = tuple(inputs[0].shape[1:])
-    if len(shape) not in (1, 2):
-        raise Refused(
-            "model.path",
-            given=f"an input of shape {('batch', *shape)}",
-            allowed="(batch, lag, feature), or (batch, lag × feature)",
-            remedy="wrap the model in one that takes (lag, feature) and reshapes",
-        )
-    return shape
-
-
-def _window_length(declared: tuple[int | None, ...] | None, windows: WindowsSection, features: int) -> int:
-    length = windows.length
-    if declared is None or (len(declared) == 2 and declared[0] is None):
-        _refuse_features(declared, features)
-        if length is None:
-            raise Refused(
-                "windows.length",
-                given="nothing, and the model takes windows of any length",
-                allowed="a whole number of steps",
-                remedy="set windows.length to the length the model was trained on",
-            )
-        return length
-    if len(declared) == 1:
-        return _flat_length(declared[0], length, features)
-    _refuse_features(declared, features)
-    if length not in (None, declared[0]):
-        raise Refused(
-            "windows.length",
-            given=length,
-            allowed=f"{declared[0]}, the model's input length",
-            remedy="set it so, or drop it",
-        )
-    return int(declared[0] or 0)
-
-
-def _refuse_features(declared: tuple[int | None, ...] | None, features: int) -> None:
-    if declared is not None and declared[-1] not in (None, features):
-        raise Refused(
-            "series.features",
-            given=f"{features} features",
-            allowed=f"{declared[-1]}, as the model takes",
-            remedy="name the columns the model was trained on, in its order, as series.features",
-        )
-
-
-def _flat_length(size: int | None, length: int | None, features: int) -> int:
-    if length is None and features == 1 and size is not None:
-        return size
-    if length is None or (size is not None and length * features != size):
-        raise Refused(
-            "windows.length",
-            given=f"{length or 'nothing'} with {features} features",
-            allowed=f"length × features = {size}, the size of the model's flat input (oldest step first)",
-            remedy="set windows.length, and series.features to the columns the model was trained on",
-        )
-    return length

@@ -98,7 +98,7 @@ class Seen:
     @classmethod
     def of(cls, facts: CallFacts, samples: int) -> Seen:
         """The newest steps; with lags of each output's own, the newest, the oldest and others at random."""
-        last = 0 if facts.max_lag is None else facts.input_shape[0] - facts.lags
+        last = 0 if facts.max_lag is None else facts.source.shape[0] - facts.lags
         if not facts.by_output_step:
             return cls(facts, (last,) * samples)
         at = facts.output_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from .errors import Refused
 from .job import Job, Scaling
 from .series import chosen_windows
 from .survey import Survey
+
+if TYPE_CHECKING:
+    from .facts import ModelFacts
 
 MANY = 4  # times as many windows are looked at as are wanted whole
 
@@ -34,6 +37,24 @@ class Record:
     def scaled(self, values: np.ndarray) -> np.ndarray:
         """`(…, feature)` in units of the series → as the model takes it."""
         return values if self.scaling is None else (values - np.array(self.scaling.mean)) / self.scale
+
+    def narrowed(self, facts: ModelFacts) -> Record:
+        """The same of an input that is a part of the window: its features and its steps."""
+        if not facts.source.parts:
+            return self
+        columns, (_, steps), scaling = facts.source_columns, facts.source_dims[0], self.scaling
+
+        def cut(values: np.ndarray) -> np.ndarray:
+            return values[..., -steps:, columns]
+
+        return Record(
+            features=self.features[columns],
+            mean=self.mean[columns],
+            std=self.std[columns],
+            scaling=scaling and Scaling(mean=scaling.mean[columns], std=scaling.std[columns]),
+            windows=lambda count: cut(self.windows(count)),
+            window=lambda number: cut(self.window(number)),
+        )
 
     @property
     def scale(self) -> np.ndarray:

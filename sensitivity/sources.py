@@ -10,21 +10,45 @@ import tensorflow as tf
 
 from .errors import Refused
 from .facts import Source
-from .layers import as_graph, calls_wrapped, function_of, keras, leaf_layers
+from .layers import as_graph, calls_wrapped, function_of, input_names, keras, leaf_layers
+from .packing import Packing
+from .parts import Part, of_parts
 
 INPUT = "input"
 
 
-def source_named(model: keras.Model, wrt: str, zeros: tf.Tensor) -> Source:
-    """What `wrt` means for a model that takes windows such as `zeros`. Raises `Refused`."""
-    if wrt == INPUT:
-        return Source("input", wrt, tuple(zeros.shape[1:]))
-    layer = layer_named(model, wrt, "sensitivity.wrt", also=f'"{INPUT}"')
+def source_named(
+    model: keras.Model, wrt: str, zeros: tf.Tensor, given: keras.Model, packing: Packing | None = None
+) -> Source:
+    """What `wrt` means for a model that takes windows such as `zeros`. given: the model that is wrapped or cut in it,
+    which knows its inputs. Raises `Refused`.
+    """
+    parts = _input_named(given, wrt, packing)
+    if parts is not None:
+        return Source("input", wrt, tuple(of_parts(zeros, parts).shape[1:]), parts)
+    inputs = [f'"{part.name}"' for part in packing.inputs] if packing else []
+    layer = layer_named(model, wrt, "sensitivity.wrt", also=", ".join(inputs or [f'"{INPUT}"']))
     found: list[Any] = []
     with calls_wrapped([layer], _kept_in(found)):
         graph = as_graph(lambda windows: model(windows)).get_concrete_function(zeros).graph
     _require_one_tensor(layer, "sensitivity.wrt", found, graph)
     return Source("layer", wrt, tuple(found[0].shape[1:]))
+
+
+def _input_named(model: keras.Model, wrt: str, packing: Packing | None) -> tuple[Part, ...] | None:
+    """The parts of a window that lead to the input of that name; None: no input has it."""
+    names = [INPUT, *(input_names(model) if len(input_names(model)) == 1 else [])]
+    own = INPUT if wrt in names and not (packing and packing.inputs) else wrt
+    parts = packing.source(own) if packing else () if own == INPUT else None
+    whole = [tensor for tensor in getattr(model, "inputs", None) or [] if tensor.name == wrt]
+    if parts is not None and whole and "float" not in whole[0].dtype:
+        raise Refused(
+            "sensitivity.wrt",
+            given=f"input {wrt!r} of {whole[0].dtype}",
+            allowed="inputs of floating-point numbers: there is no derivative by others",
+            remedy="name another input",
+        )
+    return parts
 
 
 def _kept_in(found: list[Any]) -> Callable[[keras.Layer, Any], Any]:

@@ -255,6 +255,8 @@ def identity(job: Job, survey: Survey, facts: ModelFacts, model: dict[str, str],
         "sensitivity.outputs": None if chosen.channels is None else list(facts.outputs),
         "sensitivity.max_lag": job.sensitivity.max_lag,
         "run.dtype": job.run.dtype,
+        # Left out where there is one, for runs from before there were several.
+        **({"model.inputs": job.model.inputs} if job.model.inputs else {}),
         # Left out where it is the Jacobian, for runs from before there were other products.
         **({} if facts.product == "jacobian" else {"sensitivity.product": facts.product}),
         **({"sensitivity.product, its arrays": checksum(product_file(product))} if kept else {}),

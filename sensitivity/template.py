@@ -61,7 +61,7 @@ def _fixed_labels(survey: Survey, facts: ModelFacts, product: Product) -> xr.Dat
     coords: dict[str, Any] = {name: _label(name, size, survey, facts, product) for name, size in every.items()}
     if "feature" in every:
         std = {"long_name": "standard deviation of the feature over the series"}
-        coords["input_std"] = ("feature", np.array(survey.std), std)
+        coords["input_std"] = ("feature", np.array(survey.std)[facts.source_columns], std)
     return xr.Dataset(coords=coords)
 
 
@@ -72,8 +72,8 @@ def _label(dim: str, size: int, survey: Survey, facts: ModelFacts, product: Prod
     known: dict[str, tuple[Any, ...]] = {
         "output_step": (steps, {"long_name": "step of the output"}),
         "output": (np.array(facts.outputs, object),),
-        "lag": (np.arange(facts.lags)[::-1], {"long_name": f"steps back from {lagged}"}),
-        "feature": (np.array(survey.features, object),),
+        "lag": (np.arange(size)[::-1], {"long_name": f"steps back from {lagged}"}),
+        "feature": (np.array(survey.features, object)[facts.source_columns],),
         "source_step": (np.arange(size), {"long_name": f"step of what layer {facts.source.name} gives"}),
         "unit": (np.array([f"{facts.source.name}_{unit}" for unit in range(size)], object),),
         "sample": (np.arange(size),),

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from .errors import Refused, gist
 from .layers import as_graph, calls_wrapped, function_of, keras, leaf_layers, nodes_of, steps_folded
+from .packing import innermost, steps_taken
 from .saved_models import SavedModel
 
 
@@ -68,7 +69,7 @@ def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
             allowed="a model that takes (batch, lag, feature)",
             remedy="check windows.length and series.features against the model's training",
         ) from error
-    steps, layers = zeros.shape[1], leaf_layers(model)
+    steps, layers = steps_taken(model, tuple(zeros.shape[1:])), leaf_layers(model)
     attending = [layer.num_heads for layer in layers if isinstance(getattr(layer, "num_heads", None), int)]
     scores = 3 * sum(attending) * steps**2
     known = [layer for layer, _ in seen.recurrent]  # a user's `tf.function` within may have been traced before
@@ -77,19 +78,19 @@ def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
     graph = function.graph.as_graph_def()
     smooth = not any(map(_is_kinked, (*_from_windows(function), *_within(graph))))
     size = seen.size + scores
-    if isinstance(model, SavedModel):
+    if isinstance(innermost(model), SavedModel):
         size, recurrent = _restored_sizes(model, zeros, graph)
     return Traced(output, size, recurrent, nodes_of(graph), smooth)
 
 
-def _restored_sizes(model: SavedModel, zeros: tf.Tensor, graph: Any) -> tuple[int, tuple[tuple[int, int], ...]]:
+def _restored_sizes(model: keras.Model, zeros: tf.Tensor, graph: Any) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Activations, those in loops at all steps; and the loops, as layers of no units more.
 
     Here every tensor is counted, where else layers' outputs are, of which projections take twice as many to be kept.
     """
-    steps = zeros.shape[1]
+    steps, batch = steps_taken(model, tuple(zeros.shape[1:])), innermost(model).batch
     loops = [node for node in nodes_of(graph) if node.op in _LOOPS]
-    numbers = numbers_of(model, [tuple(zeros.shape[1:])], [zeros.dtype], steps=steps, batch=model.batch)
+    numbers = numbers_of(model, [tuple(zeros.shape[1:])], [zeros.dtype], steps=steps, batch=batch)
     return numbers // 2, ((steps, 0),) * len(loops)
 
 

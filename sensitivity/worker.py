@@ -211,9 +211,10 @@ class Worker:
         whole = np.flatnonzero(is_whole)
         product, facts = self._target.product, self.run.facts
         scaled = self.run.job.series.scaling is not None and facts.source.kind == "input"
+        std = self._series.std[facts.source_columns] if scaled else self._series.std
         for done, found in product.computed(self.kernel, lambda part: (windows[whole[part]],), len(whole)):
             shaped = {name: array.reshape(-1, *values[name].shape[1:]) for name, array in found.items()}
-            for name, array in (product.in_units(shaped, self._series.std) if scaled else shaped).items():
+            for name, array in (product.in_units(shaped, std) if scaled else shaped).items():
                 values[name][whole[done]] = array
         return whole
 

@@ -29,7 +29,7 @@ SAMPLES = 64
 
 @dataclass(frozen=True)
 class ExpectedGradients(OfInput):
-    """baselines: `(sample, *input_shape)`, as the model takes them. Each is taken with a share of its own, of shares
+    """baselines: `(sample, *source)`, as the model takes them. Each is taken with a share of its own, of shares
     that are spread evenly over [0, 1].
     """
 
@@ -53,7 +53,7 @@ class ExpectedGradients(OfInput):
         samples = len(self.baselines)
         shares = (np.random.default_rng(self.seed).permutation(samples) + 0.5) / samples
         for done, given in in_parts(engine, fetch, count):
-            baselines = self.baselines.reshape(samples, *given[0].shape[1:])
+            baselines = self.baselines.reshape(samples, *engine.target.facts.source.shape)
             toward = (1 - shares).reshape(-1, *(1,) * (baselines.ndim - 1)) * baselines
             points = Points(shares, toward, np.full(samples, 1 / samples), baselines).and_window()
             found, predictions = summed(engine, given, points)

@@ -34,7 +34,7 @@ _GROSS = 1e-3  # of all attributions' sizes: a difference below this share of th
 
 @dataclass(frozen=True)
 class IntegratedGradients(OfInput):
-    """baseline: `(*input_shape)`, as the model takes it. steps: points on the path; None: as many as completeness to
+    """baseline: `(*source)`, as the model takes it. steps: points on the path; None: as many as completeness to
     `COMPLETE` takes, `MOST` at most.
 
     `completeness_error` `(output_step, output)`: |Σ attributions − (f(x) − f(x'))|, by |f(x) − f(x')| or, where that is
@@ -88,7 +88,7 @@ class IntegratedGradients(OfInput):
 
     def _with(self, count: int, engine: Tuned, given: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
         """All variables, by so many points."""
-        baseline = self.baseline.astype(given[0].dtype).reshape(1, *given[0].shape[1:])
+        baseline = self.baseline.astype(given[0].dtype).reshape(1, *engine.target.facts.source.shape)
         nodes, weights = lobatto(count)
         shifts = (1 - nodes).reshape(-1, *(1,) * (baseline.ndim - 1)) * baseline
         attributions, predictions = summed(engine, given, Points(nodes, shifts, weights, baseline))

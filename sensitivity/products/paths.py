@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Points:
-    """The points share·x + shift of a window x, and the weights of their Jacobians in a sum.
+    """The points share·x + shift of an input x, and the weights of their Jacobians in a sum.
 
-    shares, weights: `(point)`. shifts: `(point, *input_shape)`, or of one point for all. baselines: the same, which
-    Jacobians are multiplied by the window's difference to; None: they are not.
+    shares, weights: `(point)`. shifts: `(point, *source)`, or of one point for all. baselines: the same, which
+    Jacobians are multiplied by the input's difference to; None: they are not.
     """
 
     shares: np.ndarray
@@ -35,21 +35,21 @@ class Points:
     def count(self) -> int:
         return len(self.shares)
 
-    def of(self, windows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """`(n, *input_shape)`: of each window the point of that number."""
-        shares = self.shares[numbers].reshape(-1, *(1,) * (windows.ndim - 1))
-        return (shares * windows + _at(self.shifts, numbers)).astype(windows.dtype)
+    def of(self, inputs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """`(n, *source)`: of each input the point of that number."""
+        shares = self.shares[numbers].reshape(-1, *(1,) * (inputs.ndim - 1))
+        return (shares * inputs + _at(self.shifts, numbers)).astype(inputs.dtype)
 
-    def weighted(self, blocks: np.ndarray, windows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Jacobians `(n, *target, *input_shape)` of such points, as the sum takes them."""
-        factors = self.weights[numbers].reshape(-1, *(1,) * (windows.ndim - 1))
+    def weighted(self, blocks: np.ndarray, inputs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Jacobians `(n, *target, *source)` of such points, as the sum takes them."""
+        factors = self.weights[numbers].reshape(-1, *(1,) * (inputs.ndim - 1))
         if self.baselines is not None:
-            factors = factors * (windows - _at(self.baselines, numbers))
-        between = (1,) * (blocks.ndim - windows.ndim)
+            factors = factors * (inputs - _at(self.baselines, numbers))
+        between = (1,) * (blocks.ndim - inputs.ndim)
         return blocks * factors.reshape(len(factors), *between, *factors.shape[1:]).astype(blocks.dtype)
 
     def and_window(self) -> Points:
-        """With the window itself at the end, of no weight, for its prediction."""
+        """With the input itself at the end, of no weight, for its prediction."""
         none = np.zeros_like(self.shifts[:1])
         baselines = None if self.baselines is None else np.concatenate([self.baselines, none])
         return Points(
@@ -62,24 +62,26 @@ def _at(of_points: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 
 def summed(engine: Tuned, given: Arrays, points: Points) -> tuple[np.ndarray, np.ndarray]:
-    """The sums of weighted Jacobians `(n, *target, *input_shape)` of n windows, and predictions at
-    their first and last points `(n, 2, *target)`. All points of all windows go through in calls of the engine's size.
+    """The sums of weighted Jacobians `(n, *target, *source)` of n windows, and predictions at their first and last
+    points `(n, 2, *target)`. All points of all windows go through in calls of the engine's size.
     """
     windows, count = given[0], points.count
     facts = engine.target.facts
+    inputs = facts.source.of(windows)
     total = np.zeros((len(windows), *facts.block_shape), facts.dtype)
     ends = np.empty((len(windows), 2, *facts.target_shape), facts.dtype)
 
     def fetch(part: slice) -> Arrays:
         which, numbers = np.divmod(np.arange(part.start, part.stop), count)
-        return points.of(windows[which], numbers), *(beside[which] for beside in given[1:])
+        moved = points.of(inputs[which], numbers)
+        return facts.source.put(windows[which], moved), *(beside[which] for beside in given[1:])
 
     for part, (prediction, block) in engine.calls(fetch, len(windows) * count):
         which, numbers = np.divmod(np.arange(part.start, part.stop), count)
         for end, number in enumerate((0, count - 1)):
             ends[which[numbers == number], end] = prediction[numbers == number]
         starts = np.flatnonzero(np.diff(which, prepend=-1))
-        total[which[starts]] += np.add.reduceat(points.weighted(block, windows[which], numbers), starts, axis=0)
+        total[which[starts]] += np.add.reduceat(points.weighted(block, inputs[which], numbers), starts, axis=0)
     return total, ends
 
 

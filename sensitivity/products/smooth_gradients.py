@@ -27,7 +27,7 @@ SAMPLES, NOISE = 32, 0.1  # the second: of a feature's standard deviation
 
 @dataclass(frozen=True)
 class SmoothGradients(OfInput):
-    """noise: `(sample, *input_shape)`, as the model takes it."""
+    """noise: `(sample, *source)`, as the model takes it."""
 
     name: ClassVar[str] = "smooth_gradients"
     long_name: ClassVar[str] = (
@@ -51,7 +51,7 @@ class SmoothGradients(OfInput):
     def computed(self, engine: Tuned, fetch: Fetch, count: int) -> Iterator[Found]:
         samples = len(self.noise)
         for done, given in in_parts(engine, fetch, count):
-            noise = self.noise.reshape(samples, *given[0].shape[1:])
+            noise = self.noise.reshape(samples, *engine.target.facts.source.shape)
             points = Points(np.ones(samples), noise, np.full(samples, 1 / samples)).and_window()
             found, predictions = summed(engine, given, points)
             yield done, {self.name: found, "prediction": predictions[:, -1]}

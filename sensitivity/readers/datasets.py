@@ -73,7 +73,7 @@ class _Labelled(Sliced):
 
     def __init__(self, section: SeriesSection, dataset: Any, axes: Axes) -> None:
         self.path, self._dataset, self._axes = section.path, dataset, axes
-        columns = _columns(dataset, axes)
+        columns = [*_columns(dataset, axes), *(_once_a_site(dataset, axes) if section.features else ())]
         names = [name for name, _ in columns]
         self.features = choose_features(names, section.features)
         require_once(self.features, names)
@@ -140,7 +140,7 @@ class Panel(_Labelled):
         steps = sites = 1
         for name in self._variables:
             variable = self._dataset[name]
-            if self._axes.sites not in variable.dims:
+            if not {self._axes.steps, self._axes.sites} <= set(variable.dims):
                 continue
             chunks = variable.encoding.get("preferred_chunks", {})
             dims = variable.dims
@@ -252,6 +252,12 @@ def _leading_dim(section: SeriesSection, dataset: Any, site: Any, along: str | N
         allowed="one dimension of steps",
         remedy="name the time coordinate as series.time, or the variables as series.features",
     )
+
+
+def _once_a_site(dataset: Any, axes: Axes) -> list[tuple[str, tuple[str, int | None]]]:
+    """Features that a site has once, such as its area: the same at every step."""
+    found = [str(name) for name, variable in dataset.data_vars.items() if variable.dims == (axes.sites,)]
+    return [(name, (name, None)) for name in found if dataset[name].dtype.kind in "iufb"]
 
 
 def _columns(dataset: Any, axes: Axes) -> list[tuple[str, tuple[str, int | None]]]:

@@ -1,0 +1,161 @@
+"""What a call in one process is given: windows, or several inputs, and a loss's labels and weights; as one array."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from .errors import Refused
+from .layers import input_names
+from .packing import LOSS, Packing, loss_named
+from .parts import Part
+
+
+@dataclass(frozen=True)
+class Given:
+    """windows: one array, or of a model of several inputs one for each, by name or in order. labels: `(batch, …)` as a
+    loss takes them. loss: see `packing.loss_named`. sample_weight: `(batch)`, or of each output step too.
+    """
+
+    windows: Any
+    labels: Any = None
+    loss: Any = None
+    sample_weight: Any = None
+
+    def packed(self, model: keras.Model, of: str, dtype: str) -> tuple[np.ndarray, Packing | None]:
+        """One array of windows, and where what is in it: None where it is the windows alone. Raises `Refused`."""
+        several = self._several(model)
+        named = {"windows": self.windows} if several is None else several
+        inputs = {name: _windows(name, values, dtype) for name, values in named.items()}
+        beside = self._of_loss(of, model)
+        if several is None and not beside:
+            return inputs["windows"], None
+        arrays = {**inputs, **{name: _numbers(name, values, dtype) for name, values in beside.items()}}
+        _require_as_many(arrays)
+        parts = _behind_each_other(arrays)
+        flat = [array.reshape(len(array), parts[name].stop - parts[name].start) for name, array in arrays.items()]
+        own = tuple(parts[name] for name in inputs)
+        packing = Packing(
+            inputs=() if several is None else own,
+            by_name=isinstance(self.windows, Mapping) or bool(input_names(model)),
+            loss=self._loss(model) if beside else None,
+            window=own[0] if several is None else None,
+            labels=parts.get("labels"),
+            weights=parts.get("sample_weight"),
+        )
+        return np.concatenate(flat, axis=1), packing
+
+    def _several(self, model: keras.Model) -> dict[str, Any] | None:
+        """The inputs by name, in order; None where there is one, which the model takes as it is."""
+        names = input_names(model)
+        if isinstance(self.windows, Mapping):
+            found = {str(name): values for name, values in self.windows.items()}
+            if names and sorted(found) != sorted(names):
+                raise _inputs_refused(f"inputs {', '.join(found) or 'none'}", names)
+            return found
+        if len(names) > 1:
+            if not isinstance(self.windows, (list, tuple)) or len(self.windows) != len(names):
+                count = len(self.windows) if isinstance(self.windows, (list, tuple)) else 1
+                raise _inputs_refused(f"{count} array{'' if count == 1 else 's'}", names)
+            return dict(zip(names, self.windows, strict=True))
+        if isinstance(self.windows, tuple) and not names:
+            return {f"input_{number}": values for number, values in enumerate(self.windows)}
+        return None
+
+    def _of_loss(self, of: str, model: keras.Model) -> dict[str, Any]:
+        """What a loss takes beside outputs; nothing where none is asked for."""
+        given = {"labels": self.labels, "loss": self.loss, "sample_weight": self.sample_weight}
+        some = [name for name, value in given.items() if value is not None]
+        if of != LOSS and some:
+            raise Refused(
+                some[0],
+                given=f'{some[0]}, and of = "{of}"',
+                allowed='labels, loss and sample_weight with of = "loss"',
+                remedy='leave it out, or set of="loss"',
+            )
+        if of == LOSS and self.labels is None and (some or not _has_one_named(model, LOSS)):
+            raise Refused(
+                "labels",
+                given='nothing, and of = "loss"',
+                allowed="labels (batch, …), as the loss takes them",
+                remedy="give them as labels=",
+            )
+        return {name: given[name] for name in ("labels", "sample_weight") if given[name] is not None}
+
+    def _loss(self, model: keras.Model) -> Any:
+        loss = self.loss if self.loss is not None else getattr(model, "loss", None)
+        if loss is None:
+            raise Refused(
+                "loss",
+                given="nothing, and a model that was not compiled with one",
+                allowed='a loss of Keras, such as "mean_squared_error", or a function (labels, outputs) → (batch, …)',
+                remedy="give it as loss=",
+            )
+        loss_named(loss)
+        return json.dumps(loss, sort_keys=True) if isinstance(loss, dict) else loss
+
+
+def _has_one_named(model: keras.Model, name: str) -> bool:
+    """Whether an output or a layer is called so."""
+    layers = [layer.name for layer in model._flatten_layers(include_self=False)]
+    return name in [*layers, *(getattr(model, "output_names", None) or [])]
+
+
+def _windows(name: str, values: Any, dtype: str) -> np.ndarray:
+    source = np.asarray(values, dtype)
+    if source.ndim < 2:
+        raise Refused(
+            "windows",
+            given=f"an array of shape {source.shape}" + ("" if name == "windows" else f" as input {name!r}"),
+            allowed="(batch, lag, feature), or any shape that begins with the batch",
+            remedy="add a batch axis: windows[None]",
+        )
+    return source
+
+
+def _numbers(name: str, values: Any, dtype: str) -> np.ndarray:
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiub" or array.ndim < 1:
+        raise Refused(
+            name,
+            given=f"an array of shape {array.shape} and {array.dtype}",
+            allowed="numbers (batch, …)",
+            remedy="give one for each window",
+        )
+    return array.astype(dtype)
+
+
+def _require_as_many(arrays: dict[str, np.ndarray]) -> None:
+    counts = {name: len(array) for name, array in arrays.items()}
+    if len(set(counts.values())) > 1:
+        raise Refused(
+            "windows",
+            given=", ".join(f"{count} of {name}" for name, count in counts.items()),
+            allowed="as many of each: one for every window",
+            remedy="cut them to the same windows",
+        )
+
+
+def _behind_each_other(arrays: dict[str, np.ndarray]) -> dict[str, Part]:
+    """Of one flat array, all numbers of a window."""
+    parts, start = {}, 0
+    for name, array in arrays.items():
+        stop = start + math.prod(array.shape[1:])
+        parts[name] = Part(name, start, stop, array.shape[1:])
+        start = stop
+    return parts
+
+
+def _inputs_refused(given: str, names: list[str]) -> Refused:
+    return Refused(
+        "windows",
+        given=f"{given} for a model with {len(names)} inputs",
+        allowed=f"one array for each of {', '.join(names)}, by name or in this order",
+        remedy=f"give {{{', '.join(f'{name!r}: …' for name in names)}}}",
+    )
