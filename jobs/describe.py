@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sensitivity.plan import Plan, human_bytes
 from sensitivity.progress import duration
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def described(job: Beginning) -> str:
-    lines = [*_series(job), *_plan(job.plan), *(_audit(job.audit, job.product) if job.audit else ())]
+    lines = [*_series(job), *_loss(job), *_plan(job.plan), *(_audit(job.audit, job.product) if job.audit else ())]
     return "\n".join(f"{name:16} {value}" for name, value in lines)
 
 
@@ -27,6 +27,22 @@ def _series(job: Beginning) -> Iterator[tuple[str, str]]:
         yield "sites", f"{job.plan.sites:,}{which}"
     where = "copied into the run directory once" if job.copies_series else "read where it is"
     yield "series", f"{job.survey.steps:,} steps, {where}"
+
+
+def _loss(job: Beginning) -> Iterator[tuple[str, str]]:
+    series, labels = job.job.series, job.plan.facts.labels
+    if labels is None:
+        return
+    weighted = f", weighted by {series.weights}" if series.weights else ""
+    first, last = labels.offsets[0], labels.offsets[-1]
+    when = f"{first:+d}" if first == last else f"{first:+d} to {last:+d}"
+    step = "step" if first == last else "steps"
+    yield "loss", f"{_named(job.job.sensitivity.loss)} of {', '.join(series.labels or ())}{weighted}"
+    yield "labels", f"at {step} {when} from the window's last one"
+
+
+def _named(loss: Any) -> str:
+    return str(loss["class_name"]) if isinstance(loss, dict) and "class_name" in loss else str(loss)
 
 
 def _plan(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -78,7 +78,7 @@ def prepare(
     with quiet():
         from sensitivity.audit import require_stateless
         from sensitivity.loading import fingerprint, load_model
-        from sensitivity.model import described, shaped, target_of
+        from sensitivity.model import described_job, shaped, target_of
         from sensitivity.products import product_asked
         from sensitivity.record import record_of
         from sensitivity.tuning import FEW, by_rule, room_in
@@ -88,10 +88,9 @@ def prepare(
         hold(job, gpu=gpu)
     model = load_model(job.model, job.directory, job.run.dtype, trust=trust_model)
     require_stateless(model)
-    asked, options = job.sensitivity, {"dtype": job.run.dtype, **job.sensitivity.selection}
-    options |= {"of": asked.of, "wrt": asked.wrt, "columns": job.model.inputs}
-    plain = described(model, job.windows, len(found.features), **options)
-    product = product_asked(asked, plain, record_of(job, found, plain.length).narrowed(plain))
+    asked = job.sensitivity
+    plain = described_job(model, job, found)
+    product = product_asked(asked, plain, record_of(job, found, plain))
     facts = shaped(plain, product)
     known = fingerprint(model)
     free = None if resume else home.free_bytes()
@@ -107,7 +106,7 @@ def prepare(
         if kept is not None:
             plan = plan_run(job, found, facts, kept, workers, free)
         return Prepared(job, found, model, known, product, plan, None, trust_model=trust_model)
-    windows = first_windows(job.series, Windows(0, facts.length, job.windows.stride), job.run.dtype, FEW)
+    windows = first_windows(job.series, Windows(0, facts.length, job.windows.stride), job.run.dtype, FEW, facts.labels)
     with quiet():
         choice, audited = _proved(job, target, windows, room, plan, knows)
     plan = plan_run(job, found, facts, choice, workers, free)

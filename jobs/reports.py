@@ -35,8 +35,8 @@ def report(run: str, output: Path | None, force: bool, memory: str, scheduler: s
 
     Also of a run that is not complete. It loads nothing from anywhere, and has light and dark colours.
     """
-    from sensitivity.job import parse_bytes
     from sensitivity.report import name_of, write
+    from sensitivity.sections import parse_bytes
     from sensitivity.store import Run
 
     from .query_on import on

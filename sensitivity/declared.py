@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .errors import Refused
-from .job import WindowsSection
 from .layers import input_names, keras
 from .packing import Packing
 from .parts import Part
+from .sections import WindowsSection
 
 Columns = Mapping[str, Sequence[str]]  # of each input, by name
 

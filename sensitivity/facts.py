@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from .heads import Selection
+from .labels import Labels
 from .packing import Packing, part_of_json
 from .parts import Part, of_parts, put_in_parts
 from .variables import INPUT_DIMS, LAYER_DIMS, TARGET_DIMS, Dims, Variable, variables_of
 from .walks import ScanFacts, Walk, of_all_lags, of_last_lags
+from .windows import Gaps
+
+if TYPE_CHECKING:
+    from .survey import Survey
 
 RowsOf = Literal["outputs", "vectors", "directions", "derivatives"]
 
@@ -167,7 +172,7 @@ class CallFacts:
 class ModelFacts(CallFacts):
     """The same with names: input `(lag, feature)` or flat, target `(output_step, output)`; what a plan needs.
 
-    variables: of the store, the product first.
+    variables: of the store, the product first. labels: that the loss is of, where one is differentiated.
     """
 
     length: int
@@ -175,6 +180,7 @@ class ModelFacts(CallFacts):
     output_steps: int
     outputs: tuple[str, ...]
     variables: tuple[Variable, ...]
+    labels: Labels | None = None
 
     @property
     def window_bytes(self) -> int:
@@ -218,8 +224,18 @@ class ModelFacts(CallFacts):
         scan = ScanFacts(**content["scan"]) if known else None
         if content["scan"] and not known:
             content["no_scan"] = _EARLIER
-        own = {"scan": scan, "selection": Selection(**chosen), "source": source, "variables": variables_of(content)}
-        return cls(**{**content, **lists, **own, "packing": Packing.from_json(content.get("packing"))})
+        own: dict[str, Any] = {
+            "scan": scan,
+            "selection": Selection(**chosen),
+            "source": source,
+            "variables": variables_of(content),
+        }
+        own |= {"packing": Packing.from_json(content.get("packing")), "labels": Labels.from_json(content.get("labels"))}
+        return cls(**{**content, **lists, **own})
+
+    def missing(self, survey: Survey) -> Gaps:
+        """The steps for want of which windows are not computed."""
+        return survey.gaps if self.labels is None else self.labels.missing(survey)
 
 
 _EARLIER = "a run of an earlier version"

@@ -31,8 +31,11 @@ class Given:
     def packed(self, model: keras.Model, of: str, dtype: str) -> tuple[np.ndarray, Packing | None]:
         """One array of windows, and where what is in it: None where it is the windows alone. Raises `Refused`."""
         several = self._several(model)
-        named = {"windows": self.windows} if several is None else several
-        inputs = {name: _windows(name, values, dtype) for name, values in named.items()}
+        if several is None:
+            inputs = {"windows": _windows(self._only, dtype)}
+        else:
+            inputs = {name: _numbers(name, values, dtype) for name, values in several.items()}
+            _require_shapes(model, inputs)
         beside = self._of_loss(of, model)
         if several is None and not beside:
             return inputs["windows"], None
@@ -54,7 +57,7 @@ class Given:
     def _several(self, model: keras.Model) -> dict[str, Any] | None:
         """The inputs by name, in order; None where there is one, which the model takes as it is."""
         names = input_names(model)
-        if isinstance(self.windows, Mapping):
+        if isinstance(self.windows, Mapping) and not (len(names) == 1 and list(self.windows) == names):
             found = {str(name): values for name, values in self.windows.items()}
             if names and sorted(found) != sorted(names):
                 raise _inputs_refused(f"inputs {', '.join(found) or 'none'}", names)
@@ -67,6 +70,11 @@ class Given:
         if isinstance(self.windows, tuple) and not names:
             return {f"input_{number}": values for number, values in enumerate(self.windows)}
         return None
+
+    @property
+    def _only(self) -> Any:
+        """The only input, by its name or without."""
+        return next(iter(self.windows.values())) if isinstance(self.windows, Mapping) else self.windows
 
     def _of_loss(self, of: str, model: keras.Model) -> dict[str, Any]:
         """What a loss takes beside outputs; nothing where none is asked for."""
@@ -107,16 +115,29 @@ def _has_one_named(model: keras.Model, name: str) -> bool:
     return name in [*layers, *(getattr(model, "output_names", None) or [])]
 
 
-def _windows(name: str, values: Any, dtype: str) -> np.ndarray:
+def _windows(values: Any, dtype: str) -> np.ndarray:
     source = np.asarray(values, dtype)
     if source.ndim < 2:
         raise Refused(
             "windows",
-            given=f"an array of shape {source.shape}" + ("" if name == "windows" else f" as input {name!r}"),
+            given=f"an array of shape {source.shape}",
             allowed="(batch, lag, feature), or any shape that begins with the batch",
             remedy="add a batch axis: windows[None]",
         )
     return source
+
+
+def _require_shapes(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
+    """Refuse inputs that are not of the shapes that the model declares."""
+    for tensor in getattr(model, "inputs", None) or []:
+        declared, found = tuple(tensor.shape[1:]), arrays[tensor.name].shape[1:]
+        if len(declared) != len(found) or any(a not in (None, b) for a, b in zip(declared, found, strict=True)):
+            raise Refused(
+                "windows",
+                given=f"an array of shape {arrays[tensor.name].shape} as input {tensor.name!r}",
+                allowed=f"{('batch', *('any' if size is None else size for size in declared))}",
+                remedy="give it that shape",
+            )
 
 
 def _numbers(name: str, values: Any, dtype: str) -> np.ndarray:

@@ -20,7 +20,7 @@ from .errors import Refused
 from .facts import CallFacts
 from .findings import refusals
 from .given import Given
-from .job import SensitivitySection, parse_bytes
+from .job import SensitivitySection
 from .kept import Found, Kept, State, kept_with
 from .layers import leaf_layers
 from .loading import in_full_precision
@@ -31,6 +31,7 @@ from .plan import MiB, human_bytes, result_bytes
 from .products.product import Arrays, Product
 from .progress import progress
 from .saved_models import as_model
+from .sections import parse_bytes
 from .setting import Choice, Setting
 from .sources import INPUT
 from .tuning import BUILD_BYTES, Room, tune

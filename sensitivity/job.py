@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import tomllib
@@ -10,144 +9,37 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from .addresses import is_below, place_at, scheme
 from .asked import PRODUCT_KEYS, PRODUCTS
 from .errors import Refused
 from .findings import refusals, unknown_key
 from .job_files import require_model_file, require_run_path, require_series_file
+from .sections import (
+    Auto,
+    Listed,
+    ModelSection,
+    Named,
+    Number,
+    Positive,
+    RunSection,
+    Section,
+    SeriesSection,
+    WindowsSection,
+)
 
-Auto = Literal["auto"]
-Positive = Annotated[int, Field(ge=1, lt=1 << 63)]
-Address = Annotated[str, Field(pattern="^[^\0]+$")]
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_SLICE = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?(:([1-9]\d{0,17})?)?")
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B\s*", re.IGNORECASE)
-
-
-def _plain(given: Any) -> Any:
-    """NumPy's numbers and arrays as Python's."""
-    return given.tolist() if hasattr(given, "tolist") else given
-
-
-def _listed(given: Any) -> Any:
-    """A list, or one number, as what a frozen section can hold."""
-    given = _plain(given)
-    if isinstance(given, int):
-        return (given,)
-    return tuple(map(_plain, given)) if isinstance(given, (list, tuple, range)) else given
-
-
-def _named(given: Any) -> Any:
-    return (given,) if isinstance(given, str) else _listed(given)
-
-
-ArrayFile = Annotated[str, Field(pattern=r"^[^\x00]+\.npy$")]
 KNOBS = ("kernel", "windows_per_call", "experimental_use_pfor", "parallel_iterations")
-Number, Listed, Named = map(BeforeValidator, (_plain, _listed, _named))
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class ModelSection(Section):
-    """`path`: a `.keras` file, a SavedModel's directory, or `package.module:function` returning a keras.Model.
-
-    inputs: of each of several inputs, its columns of the series; None: the model has one, which takes all of them.
-    """
-
-    path: Address
-    inputs: Annotated[dict[str, Annotated[list[str], Field(min_length=1)]], Field(min_length=1)] | None = None
-
-    @property
-    def columns(self) -> list[str]:
-        """Of all inputs, one after another."""
-        return [name for names in (self.inputs or {}).values() for name in names]
-
-    @property
-    def is_function(self) -> bool:
-        return bool(_FUNCTION.fullmatch(self.path))
-
-    @property
-    def is_directory(self) -> bool:
-        """Whether it is a SavedModel's."""
-        return not (self.is_function or self.path.endswith(".keras"))
-
-
-class Scaling(Section):
-    """Subtracted and divided before the model sees a step, in the order of `features`."""
-
-    mean: Annotated[list[FiniteFloat], Field(min_length=1)]
-    std: Annotated[list[Annotated[FiniteFloat, Field(gt=0)]], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _same_length(self) -> Scaling:
-        if len(self.mean) != len(self.std):
-            raise Refused(
-                "series.scaling",
-                given=f"{len(self.mean)} values of mean, {len(self.std)} of std",
-                allowed="one mean and one std per feature",
-                remedy="add what is missing, in the order of series.features",
-            )
-        return self
-
-    def require(self, features: int) -> None:
-        """Refuse a scaling that does not have one mean and one std per feature."""
-        if len(self.mean) != features:
-            raise Refused(
-                "series.scaling",
-                given=f"{len(self.mean)} values for {features} features",
-                allowed="one mean and one std per feature",
-                remedy="give them in the order of series.features",
-            )
-
-
-class SeriesSection(Section):
-    """site: the column or dimension that tells the sites of a panel apart; None: one called `site`, if there is one;
-    False: none.
-    """
-
-    path: Address
-    time: str | None = None
-    site: str | Literal[False] | None = None
-    features: Annotated[list[str], Field(min_length=1)] | None = None
-    scaling: Scaling | None = None
-
-    @model_validator(mode="after")
-    def _features_named_once(self) -> SeriesSection:
-        names = self.features or []
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise Refused(
-                "series.features",
-                given=f"{', '.join(twice)} more than once",
-                allowed="each column once",
-                remedy="take the repeated names out",
-            )
-        for key, name in (("time", self.time), ("site", self.site)):
-            if name and name in names:
-                raise Refused(
-                    "series.features",
-                    given=f"the {key} column {name!r} among them",
-                    allowed="numeric columns that the model takes",
-                    remedy=f"leave the {key} column out of features",
-                )
-        if names and self.scaling:
-            self.scaling.require(len(names))
-        return self
-
-
-class WindowsSection(Section):
-    length: Positive | None = None
-    stride: Positive = 1
+ArrayFile = Annotated[str, Field(pattern=r"^[^\x00]+\.npy$")]
+_SLICE = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?(:([1-9]\d{0,17})?)?")
 
 
 class SensitivitySection(Section):
     """d(of) / d(wrt), and how to compute it.
 
-    of: "output", one of several outputs, or an inner layer by name. wrt: "input", or an inner layer by name.
+    of: "output", one of several outputs, an inner layer by name, or "loss". wrt: "input", one of several inputs, or an
+    inner layer by name. loss: a name that `keras.losses.get` takes, or its table of class_name and config; of labels
+    whose last one is `lead` steps after the window's last step.
     product: what of the derivative; its own keys are in `asked.PRODUCTS`.
     output_steps, outputs: only of these steps (numbers, or a slice as text) and channels (names or numbers); None: of
     all. max_lag: only of lags up to it; None: of all.
@@ -158,6 +50,8 @@ class SensitivitySection(Section):
     output_steps: Annotated[Annotated[tuple[int, ...], Listed] | str, Field(min_length=1)] | None = None
     outputs: Annotated[tuple[str | int, ...], Named, Field(min_length=1)] | None = None
     wrt: str = "input"
+    loss: str | dict[str, Any] | None = None
+    lead: Annotated[int, Field(ge=0)] | None = None
     kernel: Literal["auto", "gradient", "batch_jacobian", "forward", "scan"] = "auto"
     windows_per_call: Positive | Auto = "auto"
     experimental_use_pfor: bool | Auto = "auto"
@@ -192,6 +86,18 @@ class SensitivitySection(Section):
     def array_files(self) -> dict[str, str]:
         """Keys whose numbers are in a file, and its path."""
         return {key: value for key, value in self.options.items() if isinstance(value, str) and value.endswith(".npy")}
+
+    @model_validator(mode="after")
+    def _of_the_loss(self) -> SensitivitySection:
+        if self.of != "loss" and (self.loss, self.lead) != (None, None):
+            key = "loss" if self.loss is not None else "lead"
+            raise Refused(
+                f"sensitivity.{key}",
+                given=f'{getattr(self, key)!r}, and of = "{self.of}"',
+                allowed='with of = "loss"',
+                remedy='set of = "loss", or leave it out',
+            )
+        return self
 
     @model_validator(mode="after")
     def _of_the_product(self) -> SensitivitySection:
@@ -243,37 +149,6 @@ class SensitivitySection(Section):
         return self
 
 
-class RunSection(Section):
-    path: Address
-    workers: Positive | Auto = "auto"
-    cpus_per_worker: Positive = 1
-    gpus_per_worker: Annotated[FiniteFloat, Field(ge=0)] | Auto = "auto"
-    memory_per_worker: str = "auto"
-    shard_windows: Positive | Auto = "auto"
-    dtype: Literal["float32", "float64"] = "float32"
-
-    @model_validator(mode="after")
-    def _possible(self) -> RunSection:
-        gpus = self.gpus_per_worker
-        if gpus != "auto" and gpus > 1 and gpus != int(gpus):
-            raise Refused(
-                "run.gpus_per_worker",
-                given=gpus,
-                allowed="a whole number, or a fraction below 1",
-                remedy="round it, or give a fraction below 1 to share a GPU",
-            )
-        if self.memory_per_worker != "auto":
-            parse_bytes(self.memory_per_worker, key="run.memory_per_worker")
-        return self
-
-    @property
-    def memory_bytes(self) -> int | None:
-        """`memory_per_worker` in bytes, or None for auto."""
-        if self.memory_per_worker == "auto":
-            return None
-        return parse_bytes(self.memory_per_worker, key="run.memory_per_worker")
-
-
 class Job(Section):
     """One job, with absolute paths. `directory` is where a model function's module is looked for first."""
 
@@ -307,6 +182,26 @@ class Job(Section):
             return self
         series = {**self.series.model_dump(exclude_unset=True), "features": columns}
         return self.model_copy(update={"series": SeriesSection.model_validate(series)})
+
+    @model_validator(mode="after")
+    def _labels_of_a_loss(self) -> Job:
+        wanted = {"series.labels": self.series.labels, "sensitivity.loss": self.sensitivity.loss}
+        gone = [key for key, value in wanted.items() if value is None]
+        if self.sensitivity.of == "loss" and len(gone) == 1:
+            raise Refused(
+                gone[0],
+                given='nothing, and of = "loss"',
+                allowed="columns of the series, one for each output, and a loss of Keras to compare them by",
+                remedy="name what the model was trained with",
+            )
+        if self.sensitivity.of != "loss" and self.series.labels is not None:
+            raise Refused(
+                "series.labels",
+                given=f'{", ".join(self.series.labels)}, and of = "{self.sensitivity.of}"',
+                allowed='with of = "loss"',
+                remedy='set sensitivity.of = "loss", or leave them out',
+            )
+        return self
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], elsewhere: Collection[str] = ()) -> Job:
@@ -352,23 +247,6 @@ class Job(Section):
         require_series_file(series, look=not is_below(series, elsewhere))
         if not is_below(run, elsewhere):
             require_run_path(run)
-
-
-def parse_bytes(text: str, *, key: str = "memory") -> int:
-    """`"4GB"` → 4_000_000_000, `"512MiB"` → 536_870_912. Refuses anything else in the name of `key`."""
-    match = _SIZE.fullmatch(text)
-    size = 0.0
-    if match:
-        number, prefix, binary = match.groups()
-        size = float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " ")
-    if not 1 <= size < math.inf:
-        raise Refused(
-            key,
-            given=f"{text!r}",
-            allowed='a size with its unit, such as "4GB" or "512MiB"',
-            remedy="write a positive number followed by B, kB, MB, GB, TB, or KiB, MiB, GiB, TiB",
-        )
-    return int(size)
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

@@ -20,11 +20,11 @@ import numpy as np
 
 from .addresses import local_folder, place_of
 from .errors import Refused, gist
-from .job import ModelSection
 from .layers import keras, leaf_layers
 from .packing import LossOf, Unpacked, rewrapped
 from .precision import default_policy, half_policies, note
 from .saved_models import SavedModel, load_saved_model
+from .sections import ModelSection
 
 
 def load_model(section: ModelSection, directory: str, dtype: str = "float32", *, trust: bool = False) -> keras.Model:

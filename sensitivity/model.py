@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,14 +17,17 @@ from .errors import Refused
 from .facts import CallFacts, ModelFacts
 from .fitness import Unfit
 from .heads import heads, joined, labels, require_batched, require_floating, select, steps_and_channels
-from .job import WindowsSection
+from .job import Job
+from .labels import labels_of
 from .layers import keras, steps_folded
-from .packing import Packing
+from .packing import LOSS, Packing
 from .precision import said
 from .products.jacobian import Jacobian
 from .products.product import Product
 from .recurrence import Recurrence, recurrence
+from .sections import WindowsSection
 from .sources import INPUT, moved, require_reached, source_named, with_output
+from .survey import Survey
 from .tracing import traced
 from .variables import PREDICTION, Variable
 from .walks import ScanFacts
@@ -106,6 +110,38 @@ def described(
     outputs = names if chosen.channels is None else tuple(names[channel] for channel in chosen.channels)
     steps = steps if chosen.steps is None else len(chosen.steps)
     return ModelFacts(**vars(call), length=length, features=features, output_steps=steps, outputs=outputs, variables=())
+
+
+def described_job(model: keras.Model, job: Job, survey: Survey) -> ModelFacts:
+    """The facts of a job's model, and of the loss where one is asked for, before any product. Raises `Refused`."""
+    asked, windows, features = job.sensitivity, job.windows, len(survey.features)
+    how: dict[str, Any] = {"dtype": job.run.dtype, "columns": job.model.inputs}
+    if asked.of != LOSS or job.series.labels is None:
+        return described(model, windows, features, of=asked.of, wrt=asked.wrt, **how, **asked.selection)
+    plain = described(model, windows, features, **how)
+    chosen = select(plain.output_steps, plain.outputs, asked.output_steps, asked.outputs)
+    target = tuple(chosen.of(tf.zeros((1, *plain.target_shape))).shape[1:])
+    labels = labels_of(job.series, asked, survey, plain, chosen, target)
+    window, own, *weights = labels.parts
+    packing = Packing(
+        inputs=plain.packing.inputs if plain.packing else (),
+        loss=json.dumps(asked.loss, sort_keys=True) if isinstance(asked.loss, dict) else asked.loss,
+        window=window,
+        labels=own,
+        weights=weights[0] if weights else None,
+        selection=chosen,
+    )
+    shape = (labels.parts[-1].stop,)
+    call, _, names = _run_once(model, shape, LOSS, asked.wrt, job.run.dtype, asked.max_lag, packing=packing)
+    return ModelFacts(
+        **vars(call),
+        length=plain.length,
+        features=features,
+        output_steps=1,
+        outputs=names,
+        variables=(),
+        labels=labels,
+    )
 
 
 def describe(

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .errors import Refused
+from .errors import Refused, gist
 from .heads import Selection, heads, joined
 from .layers import keras
 from .parts import Part
@@ -79,7 +79,7 @@ class Unpacked(keras.Model):
     """A model of several inputs that takes them as parts of a window."""
 
     def __init__(self, model: keras.Model, packing: Packing) -> None:
-        super().__init__(name=model.name)
+        super().__init__(name=model.name, autocast=False)
         self.inner, self.packing = model, packing
 
     @property
@@ -104,8 +104,11 @@ class LossOf(keras.Model):
     """
 
     def __init__(self, model: keras.Model, packing: Packing) -> None:
-        super().__init__(name=model.name)
+        super().__init__(name=model.name, autocast=False)
+        if packing.labels is None:
+            raise ValueError("a loss has labels")
         self.inner, self.packing, self._each = model, packing, loss_named(packing.loss)
+        self._labels = packing.labels
 
     @property
     def output_names(self) -> list[str]:
@@ -115,10 +118,19 @@ class LossOf(keras.Model):
         own = self.packing
         given = windows if own.window is None else own.window.of(windows)
         outputs = own.selection.of(joined(heads(self.inner, self.inner(given), "output")))
-        labels = own.labels.of(windows) if own.labels else None
+        labels = self._labels.of(windows)
         if len(outputs.shape) == 1:
             outputs = tf.reshape(outputs, (-1, 1))
-        found = self._each(labels, outputs)
+        try:
+            found = self._each(labels, outputs)
+        except Exception as error:  # each loss has words of its own for labels that it does not take
+            shapes = [tuple(part.shape[1:]) for part in (labels, outputs)]
+            raise Refused(
+                "labels",
+                given=f"labels of shape {shapes[0]} and outputs of shape {shapes[1]} ({gist(error)})",
+                allowed="labels that the loss can compare with the outputs",
+                remedy="give labels of the outputs' shape, or choose outputs",
+            ) from error
         if own.weights is not None:
             weights = own.weights.of(windows)
             found = found * tf.reshape(weights, (*weights.shape, *(1,) * (len(found.shape) - len(weights.shape))))

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .errors import Refused
-from .job import Job, RunSection
+from .job import Job
 from .plan import Workers, human_bytes
+from .sections import RunSection
 
 
 @dataclass(frozen=True)

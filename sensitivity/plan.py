@@ -154,7 +154,7 @@ def plan_run(
     layout = cut(windows.count, size, facts.variables[0].cut_size, job.run.shard_windows)
     plan = Plan(
         layout=layout,
-        skipped=windows.skipped_count(survey.gaps),
+        skipped=windows.skipped_count(facts.missing(survey)),
         workers=workers,
         choice=choice,
         window_bytes=size,

@@ -11,7 +11,8 @@ import numpy as np
 
 from .addresses import place_of
 from .errors import Refused
-from .job import Job, Scaling
+from .job import Job
+from .sections import Scaling
 from .series import chosen_windows
 from .survey import Survey
 
@@ -96,9 +97,10 @@ def require_shape(values: Any, shape: tuple[int, ...], key: str, what: str) -> n
     return array
 
 
-def record_of(job: Job, survey: Survey, length: int) -> Record:
-    """The job's series, in windows of that length."""
-    section, windows = job.series, survey.windows(length, job.windows.stride)
+def record_of(job: Job, survey: Survey, facts: ModelFacts) -> Record:
+    """The job's series, in windows of the model's length; of an input that is a part of them, that part."""
+    section, windows = job.series, survey.windows(facts.length, job.windows.stride)
+    missing = facts.missing(survey)
 
     def read(numbers: np.ndarray) -> np.ndarray:
         values = chosen_windows(section, survey, windows, numbers)
@@ -106,7 +108,7 @@ def record_of(job: Job, survey: Survey, length: int) -> Record:
 
     def some(count: int) -> np.ndarray:
         tried = np.unique(np.linspace(0, windows.count - 1, min(MANY * count, windows.count)).round().astype(int))
-        whole = np.array([number for number in tried if not windows.skipped(survey.gaps, number, number + 1)[0]])
+        whole = np.array([number for number in tried if not windows.skipped(missing, number, number + 1)[0]])
         if not len(whole):
             raise Refused(
                 "series.path",
@@ -117,7 +119,7 @@ def record_of(job: Job, survey: Survey, length: int) -> Record:
         return read(whole[np.unique(np.linspace(0, len(whole) - 1, min(count, len(whole))).round().astype(int))])
 
     def one(number: int) -> np.ndarray:
-        if number >= windows.count or windows.skipped(survey.gaps, number, number + 1)[0]:
+        if number >= windows.count or windows.skipped(missing, number, number + 1)[0]:
             raise Refused(
                 "sensitivity.baseline",
                 given=f"window {number:,}",
@@ -128,4 +130,4 @@ def record_of(job: Job, survey: Survey, length: int) -> Record:
 
     mean, std = np.array(survey.mean), np.array(survey.std)
     record = Record(survey.features, mean, std, section.scaling, some, one)
-    return record
+    return record.narrowed(facts)

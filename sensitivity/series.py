@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import Refused
-from .job import Scaling, SeriesSection
+from .labels import Labels
 from .readers import Block, Reader, is_fetched, open_reader
+from .sections import Scaling, SeriesSection
 from .survey import Content, Survey
 from .windows import Windows, joined
 
@@ -26,17 +27,22 @@ HELD_BYTES = 256 << 20  # of a series on its way into its copy
 
 
 class Series:
-    """A series that gives any range of its steps, scaled as the model takes them."""
+    """A series that gives any range of its steps, scaled as the model takes them. labels: that go with windows."""
 
-    def __init__(self, reader: Reader, scaling: Scaling | None, dtype: str) -> None:
+    def __init__(
+        self, reader: Reader, section: SeriesSection, dtype: str, *, scaled: bool = True, labels: Labels | None = None
+    ) -> None:
         if not reader.sliceable:
             raise TypeError("a series is read by slices: ingest it first")
-        self._reader, self._dtype = reader, dtype
+        self._reader, self._dtype, self._labels = reader, dtype, labels
+        self._features = len(reader.features) - len(section.beside)
+        scaling = section.scaling if scaled else None
         self.mean = np.array(scaling.mean if scaling else 0.0)
         self.std = np.array(scaling.std if scaling else 1.0)  # float64: to be divided by before rounding
 
     def windows(self, windows: Windows, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Windows `[start, stop)` as `(window, lag, feature)`, and which are whole, bool `(window)`.
+        """Windows `[start, stop)` as `(window, lag, feature)`, and which are whole, bool `(window)`. With labels, as
+        these pack them.
 
         Scaled in float64 and then rounded once to the run's dtype.
         """
@@ -45,10 +51,18 @@ class Series:
         return joined(list(cut)), joined(list(whole))
 
     def _read(self, windows: Windows, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        values = self._reader.read(*windows.span(start, stop))
+        begin, end = windows.span(start, stop)
+        ahead = 0 if self._labels is None else self._labels.ahead
+        columns = self._reader.read(begin, min(end + ahead, windows.steps))
+        values = columns[: end - begin, : self._features]
         whole = windows.cut_span(np.isfinite(values).all(axis=1)[:, None], start, stop).all(axis=(1, 2))
         scaled = ((values - self.mean) / self.std).astype(self._dtype)
-        return windows.cut_span(scaled, start, stop), np.asarray(whole)
+        cut = windows.cut_span(scaled, start, stop)
+        if self._labels is None:
+            return cut, np.asarray(whole)
+        last = windows.last_steps(start, stop)
+        packed, there = self._labels.packed(cut, columns, last - begin, self._dtype)
+        return packed, whole & there & windows.has_step(start, stop, ahead)
 
 
 def ingest(section: SeriesSection, survey: Survey, store: Store) -> None:
@@ -63,7 +77,7 @@ def ingest(section: SeriesSection, survey: Survey, store: Store) -> None:
 
     labels = {
         INGESTED_TIME: (INGESTED_TIME, survey.times(np.arange(survey.steps))),
-        "feature": ("feature", np.array(survey.features, object)),
+        "feature": ("feature", np.array(survey.columns, object)),
     }
     xr.Dataset(coords=labels).to_zarr(store, zarr_format=3, consolidated=False, mode="w-")
     group = zarr.open_group(store, mode="r+")
@@ -71,16 +85,17 @@ def ingest(section: SeriesSection, survey: Survey, store: Store) -> None:
         _write_sites(group, survey)
     array = group.create_array(
         INGESTED_VARIABLE,
-        shape=(survey.steps, len(survey.features)),
-        chunks=(min(survey.steps, INGESTED_STEPS), len(survey.features)),
+        shape=(survey.steps, len(survey.columns)),
+        chunks=(min(survey.steps, INGESTED_STEPS), len(survey.columns)),
         dtype="float64",
         fill_value=np.nan,
         compressors=(ZstdCodec(), Crc32cCodec()),
         dimension_names=(INGESTED_TIME, "feature"),
         attributes={"coordinates": INGESTED_SITE} if survey.sites else {},
     )
-    content, pieces = Content(section), _Pieces(array, survey)
-    for block in open_reader(section).blocks():
+    reader = open_reader(section)
+    content, pieces = Content(section, reader.features), _Pieces(array, survey)
+    for block in reader.blocks():
         content.add(block)
         if not pieces.add(block):
             break
@@ -165,9 +180,9 @@ def is_sliceable(section: SeriesSection, survey: Survey) -> bool:
     return survey.grouped and not is_fetched(section.path) and open_reader(section).sliceable
 
 
-def open_series(section: SeriesSection, dtype: str) -> Series:
+def open_series(section: SeriesSection, dtype: str, labels: Labels | None = None) -> Series:
     """A sliceable series, its values scaled as the job says and rounded to `dtype`."""
-    return Series(open_reader(section), section.scaling, dtype)
+    return Series(open_reader(section), section, dtype, labels=labels)
 
 
 def chosen_windows(section: SeriesSection, survey: Survey, windows: Windows, numbers: np.ndarray) -> np.ndarray:
@@ -181,24 +196,37 @@ def chosen_windows(section: SeriesSection, survey: Survey, windows: Windows, num
         stop = at[block.site] = start + len(block.values)
         for i in np.flatnonzero((begins < stop) & (begins + windows.length > start)):
             first, last = max(begins[i], start), min(begins[i] + windows.length, stop)
-            found[i, first - begins[i] : last - begins[i]] = block.values[first - start : last - start]
+            values = block.values[first - start : last - start, : len(survey.features)]
+            found[i, first - begins[i] : last - begins[i]] = values
     return found
 
 
-def first_windows(section: SeriesSection, windows: Windows, dtype: str, count: int) -> np.ndarray:
-    """Up to `count` whole windows `(window, lag, feature)`, spread over the first block of steps that has any."""
+def first_windows(
+    section: SeriesSection, windows: Windows, dtype: str, count: int, labels: Labels | None = None
+) -> np.ndarray:
+    """Up to `count` whole windows `(window, lag, feature)`, spread over the first block of steps that has any; with
+    labels, as these pack them.
+    """
     scaling = section.scaling or Scaling(mean=[0.0], std=[1.0])
     tails: dict[str | None, np.ndarray] = {}
-    for block in open_reader(section).blocks():
-        values = np.concatenate([tails.get(block.site, block.values[:0]), block.values])
-        tails[block.site] = values[max(0, len(values) - windows.length + 1) :].copy()
-        if len(values) < windows.length:
+    reader = open_reader(section)
+    features = len(reader.features) - len(section.beside)
+    together = windows.length + (labels.ahead if labels else 0)
+    for block in reader.blocks():
+        columns = np.concatenate([tails.get(block.site, block.values[:0]), block.values])
+        tails[block.site] = columns[max(0, len(columns) - together + 1) :].copy()
+        if len(columns) < together:
             continue
-        view = windows.cut(values)
-        whole = np.flatnonzero(np.isfinite(view).all(axis=(1, 2)))
+        view = windows.cut(columns[:, :features])
+        last = np.arange(len(view)) * windows.stride + windows.length - 1
+        there = np.isfinite(view).all(axis=(1, 2))
+        if labels is not None:
+            there &= labels.packed(view[:, :0], columns, last, dtype)[1]
+        whole = np.flatnonzero(there)
         if whole.size:
-            chosen = view[whole[np.linspace(0, whole.size - 1, min(count, whole.size)).round().astype(int)]]
-            return ((chosen - scaling.mean) / scaling.std).astype(dtype)
+            picked = whole[np.linspace(0, whole.size - 1, min(count, whole.size)).round().astype(int)]
+            chosen = ((view[picked] - scaling.mean) / scaling.std).astype(dtype)
+            return chosen if labels is None else labels.packed(chosen, columns, last[picked], dtype)[0]
     raise Refused(
         "series.path",
         given=f"{section.path}, in which every window of {windows.length} steps touches a missing value",

@@ -166,7 +166,7 @@ class _UpTo(keras.Model):
     """A model that gives what one of its inner layers gives, wherever that is called from."""
 
     def __init__(self, model: keras.Model, layer: keras.Layer) -> None:
-        super().__init__(name=model.name)
+        super().__init__(name=model.name, autocast=False)
         self._model, self._layer = model, layer
 
     def call(self, windows: Any) -> dict[str, Any]:

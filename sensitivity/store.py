@@ -18,11 +18,12 @@ from .checksums import SEAL, checksum, seal
 from .choices import TUNING, purpose, remember, remembered
 from .errors import Refused
 from .folders import Folder
-from .job import Job, SensitivitySection, SeriesSection
+from .job import Job, SensitivitySection
 from .job_files import SAVED_GRAPH
 from .lease import LEASE, Lease, Owner, require_owner
 from .places import Place
 from .plan import Layout
+from .sections import SeriesSection
 from .series import ingested
 from .setting import Choice
 from .survey import Survey
@@ -257,9 +258,23 @@ def identity(job: Job, survey: Survey, facts: ModelFacts, model: dict[str, str],
         "run.dtype": job.run.dtype,
         # Left out where there is one, for runs from before there were several.
         **({"model.inputs": job.model.inputs} if job.model.inputs else {}),
+        **_of_loss(job, facts),
         # Left out where it is the Jacobian, for runs from before there were other products.
         **({} if facts.product == "jacobian" else {"sensitivity.product": facts.product}),
         **({"sensitivity.product, its arrays": checksum(product_file(product))} if kept else {}),
+    }
+
+
+def _of_loss(job: Job, facts: ModelFacts) -> dict[str, Any]:
+    if facts.labels is None:
+        return {}
+    series, scaling = job.series, job.series.label_scaling
+    return {
+        "sensitivity.loss": job.sensitivity.loss,
+        "sensitivity.lead": list(facts.labels.offsets),
+        "series.labels": list(series.labels or ()),
+        "series.label_scaling": scaling.model_dump() if scaling else None,
+        "series.weights": series.weights,
     }
 
 

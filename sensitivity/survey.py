@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from .errors import Refused
-from .job import Scaling, SeriesSection
 from .readers import Block, open_reader
+from .sections import Scaling, SeriesSection
 from .times import Clock, TimeAxis
 from .windows import Windows
 
@@ -33,7 +34,8 @@ class Survey:
     that every site's follow from its own first time on. missing: the runs `[start, stop)` of steps that lack a finite
     value in some feature, in order. mean, std, largest (by absolute value): per feature, over its finite values, in the
     series' own units. fingerprint: of sites, times and values, whatever the format they came in. grouped: the source
-    has its sites one after another.
+    has its sites one after another. beside: columns that are read for a loss, behind the features. label_missing: runs
+    of steps that lack a label or a weight.
     """
 
     features: tuple[str, ...]
@@ -46,6 +48,8 @@ class Survey:
     fingerprint: str
     sites: tuple[Site, ...] = ()
     grouped: bool = True
+    beside: tuple[str, ...] = ()
+    label_missing: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -56,6 +60,16 @@ class Survey:
     def gaps(self) -> np.ndarray:
         """`missing` as an array: int64 `(run, 2)`."""
         return np.array(self.missing, np.int64).reshape(-1, 2)
+
+    @cached_property
+    def label_gaps(self) -> np.ndarray:
+        """`label_missing` as an array: int64 `(run, 2)`."""
+        return np.array(self.label_missing, np.int64).reshape(-1, 2)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All that are read."""
+        return *self.features, *self.beside
 
     @cached_property
     def _begin(self) -> np.ndarray:
@@ -102,30 +116,37 @@ class Survey:
             features=tuple(content["features"]),
             steps=content["steps"],
             axis=TimeAxis(**content["axis"]),
-            missing=tuple((start, stop) for start, stop in content["missing"]),
+            missing=_runs(content["missing"]),
             mean=tuple(content["mean"]),
             std=tuple(content["std"]),
             largest=tuple(content["largest"]),
             fingerprint=content["fingerprint"],
             sites=tuple(Site(**site) for site in content.get("sites", ())),
             grouped=content.get("grouped", True),
+            beside=tuple(content.get("beside", ())),
+            label_missing=_runs(content.get("label_missing", ())),
         )
+
+
+def _runs(content: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((start, stop) for start, stop in content)
 
 
 def survey(section: SeriesSection) -> Survey:
     """Read the series once, in blocks. Raises `Refused` for anything a run could not rely on."""
     reader = open_reader(section)
     if section.scaling:
-        section.scaling.require(len(reader.features))
-    content, moments = Content(section), _Moments(len(reader.features))
+        section.scaling.require(len(reader.features) - len(section.beside))
+    features = reader.features[: len(reader.features) - len(section.beside)]
+    content, moments = Content(section, reader.features), _Moments(len(features))
     for block in reader.blocks():
         content.add(block)
-        moments.add(block.values)
+        moments.add(block.values[:, : len(features)])
     if not content.steps:
         raise Refused("series.path", given=f"{section.path} (no steps)", allowed="one step or more", remedy="fill it")
     mean, std, largest = moments.mean_std_largest()
     return Survey(
-        features=reader.features,
+        features=features,
         steps=content.steps,
         axis=content.axis,
         missing=content.missing,
@@ -135,16 +156,21 @@ def survey(section: SeriesSection) -> Survey:
         fingerprint=content.fingerprint,
         sites=content.sites,
         grouped=content.grouped,
+        beside=section.beside,
+        label_missing=content.label_missing,
     )
 
 
 @dataclass
 class _Record:
-    """What the blocks of one site hold."""
+    """What the blocks of one site hold: so many features, and labels in those columns."""
 
     clock: Clock
+    features: int
+    labels: tuple[int, ...]
     steps: int = 0
     missing: list[tuple[int, int]] = field(default_factory=list)
+    label_missing: list[tuple[int, int]] = field(default_factory=list)
     times: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
     values: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
 
@@ -153,22 +179,26 @@ class _Record:
         self.times.update(times.tobytes() if times is not None else b"")
         alike = np.where(np.isnan(block.values), np.nan, block.values) + 0.0  # one NaN, one zero
         self.values.update(alike.tobytes())
-        self._add_gaps(~np.isfinite(block.values).all(axis=1))
+        finite = np.isfinite(block.values)
+        self._add_gaps(self.missing, ~finite[:, : self.features].all(axis=1))
+        self._add_gaps(self.label_missing, ~finite[:, list(self.labels)].all(axis=1))
         self.steps += len(block.values)
 
-    def _add_gaps(self, gap: np.ndarray) -> None:
+    def _add_gaps(self, runs: list[tuple[int, int]], gap: np.ndarray) -> None:
         edges = np.flatnonzero(np.diff(gap.astype(np.int8), prepend=0, append=0)) + self.steps
-        runs = [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
-        if runs and self.missing and self.missing[-1][1] == runs[0][0]:
-            runs[0] = (self.missing.pop()[0], runs[0][1])
-        self.missing += runs
+        found = [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
+        if found and runs and runs[-1][1] == found[0][0]:
+            found[0] = (runs.pop()[0], found[0][1])
+        runs += found
 
 
 class Content:
     """What a series holds, block by block: its sites, their times, proved regular, and their values."""
 
-    def __init__(self, section: SeriesSection) -> None:
-        self._section = section
+    def __init__(self, section: SeriesSection, columns: Sequence[str]) -> None:
+        self._section, self._features = section, len(columns) - len(section.beside)
+        of_loss = (*(section.labels or ()), *([section.weights] if section.weights else ()))
+        self._labels = tuple(columns.index(name) for name in of_loss)
         self._records: dict[str | None, _Record] = {}
         self._last: str | None = None
         self.grouped = True
@@ -176,7 +206,7 @@ class Content:
     def add(self, block: Block) -> None:
         record = self._records.get(block.site)
         if record is None:
-            record = self._records[block.site] = _Record(Clock(self._section, block.site))
+            record = self._records[block.site] = _Record(Clock(self._section, block.site), self._features, self._labels)
         elif block.site != self._last:
             self.grouped = False
         self.grouped &= not block.mixed
@@ -209,10 +239,17 @@ class Content:
 
     @property
     def missing(self) -> tuple[tuple[int, int], ...]:
+        return self._through_sites([record.missing for record in self._records.values()])
+
+    @property
+    def label_missing(self) -> tuple[tuple[int, int], ...]:
+        return self._through_sites([record.label_missing for record in self._records.values()])
+
+    def _through_sites(self, runs: list[list[tuple[int, int]]]) -> tuple[tuple[int, int], ...]:
         found: list[tuple[int, int]] = []
         begin = 0
-        for record in self._records.values():
-            found += [(begin + start, begin + stop) for start, stop in record.missing]
+        for record, own in zip(self._records.values(), runs, strict=True):
+            found += [(begin + start, begin + stop) for start, stop in own]
             begin += record.steps
         return tuple(found)
 

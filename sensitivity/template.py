@@ -16,7 +16,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 from .plan import Layout
 from .survey import Survey
 from .variables import Variable
-from .windows import Windows
+from .windows import Gaps, Windows
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -47,7 +47,7 @@ def write_template(
         )
         std = " input_std" if "feature" in variable.dim_names else ""
         _create(group, variable, layout.windows, (size, *variable.chunk(steps)), facts.dtype, f"skipped{std}{site}")
-    _write_labels(group, survey, windows)
+    _write_labels(group, survey, windows, facts.missing(survey))
     with warnings.catch_warnings():  # outside the v3 specification, but a plain open_zarr warns without it
         warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
         zarr.consolidate_metadata(store)
@@ -107,7 +107,7 @@ def _create(
     )
 
 
-def _write_labels(group: zarr.Group, survey: Survey, windows: Windows) -> None:
+def _write_labels(group: zarr.Group, survey: Survey, windows: Windows, missing: Gaps) -> None:
     count = windows.count
     head = xr.conventions.encode_cf_variable(_time(survey, windows.heads()))
     head.attrs.pop("_FillValue", None)  # every window has a time
@@ -124,7 +124,7 @@ def _write_labels(group: zarr.Group, survey: Survey, windows: Windows) -> None:
         labels = _time(survey, steps)
         labels.encoding = {**encoding, "dtype": head.dtype} if encoding else {}
         time[start:stop] = xr.conventions.encode_cf_variable(labels).values
-        skipped[start:stop] = windows.skipped(survey.gaps, start, stop)
+        skipped[start:stop] = windows.skipped(missing, start, stop)
         if site is not None:
             site[start:stop] = survey.site_of(steps)
 

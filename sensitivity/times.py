@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from .errors import Refused
-from .job import SeriesSection
 from .readers import Block
 from .readers.columns import dates, is_time_of_day
+from .sections import SeriesSection
 
 ENOUGH = 64  # times from which a rule can be told; a block may hold fewer of a site
 

@@ -62,6 +62,8 @@ def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
             model(zeros[:1])
         function = as_graph(call).get_concrete_function(zeros)
         output = function(zeros)
+    except Refused:
+        raise
     except Exception as error:
         raise Refused(
             "model.path",

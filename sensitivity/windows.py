@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-Gaps = np.ndarray | tuple[tuple[int, int], ...]  # runs `[start, stop)` of missing steps, in order
+Runs = np.ndarray | tuple[tuple[int, int], ...]  # runs `[start, stop)` of missing steps, in order
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Steps that lack a feature, and others that lack a label, which windows have at `spans` of steps after their last
+    one, `(first, last)` each.
+    """
+
+    steps: Runs
+    labels: Runs
+    spans: tuple[tuple[int, int], ...]
+
+
+Gaps = Runs | Missing
+
+
+def spans_of(offsets: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Rising numbers as spans of consecutive ones, `(first, last)` each."""
+    firsts = [i for i in range(len(offsets)) if i == 0 or offsets[i] != offsets[i - 1] + 1]
+    ends = [*firsts[1:], len(offsets)]
+    return tuple((offsets[first], offsets[end - 1]) for first, end in zip(firsts, ends, strict=True))
 
 
 @dataclass(frozen=True)
@@ -58,6 +79,12 @@ class Windows:
     def last_steps_of(self, windows: np.ndarray) -> np.ndarray:
         return self._begin(windows) + self.length - 1
 
+    def has_step(self, start: int, stop: int, ahead: int) -> np.ndarray:
+        """Which of windows `[start, stop)` have so many steps of their own site after the last: bool `(window)`."""
+        ends = np.array([*self.starts[1:], self.steps], np.int64)
+        last = self.last_steps(start, stop)
+        return last + ahead < ends[np.searchsorted(self._starts, last, side="right") - 1]
+
     def heads(self) -> np.ndarray:
         """The last steps of each site's first two windows: what all their times can be told from."""
         first = self._first[:-1][self.per_site > 0]
@@ -96,10 +123,27 @@ class Windows:
         return int(np.maximum(0, last - np.maximum(first, reached)).sum())
 
     def _touched(self, missing: Gaps) -> np.ndarray:
-        """For each run of missing steps, the windows `[first, last)` that touch it: int64 `(2, run)`."""
-        start, stop = np.asarray(missing, np.int64).reshape(-1, 2).T
-        first = self._begun_before(start - self.length + 1)
-        return np.stack([first, np.maximum(first, self._begun_before(stop))])
+        """The windows `[first, last)` that touch each run of missing steps, by their first: int64 `(2, run)`."""
+        if not isinstance(missing, Missing):
+            return self._touching(missing, 0, self.length - 1)
+        found = [self._touching(missing.steps, 0, self.length - 1)]
+        for first, last in missing.spans:
+            span = self.length - 1 + first, self.length - 1 + last
+            found += [self._touching(missing.labels, *span), self._beyond(span[1])]
+        every = np.concatenate(found, axis=1)
+        return every[:, np.argsort(every[0], kind="stable")]
+
+    def _touching(self, runs: Runs, first: int, last: int) -> np.ndarray:
+        """Windows that touch each run by steps `first` to `last` after their beginning: they may be after their end."""
+        start, stop = np.asarray(runs, np.int64).reshape(-1, 2).T
+        begin = self._begun_before(start - last)
+        return np.stack([begin, np.maximum(begin, self._begun_before(stop - first))])
+
+    def _beyond(self, last: int) -> np.ndarray:
+        """Windows of each site of which that step after their beginning is after the site's end."""
+        ends = np.array([*self.starts[1:], self.steps], np.int64)
+        begin = np.clip(self._begun_before(ends - last), self._first[:-1], self._first[1:])
+        return np.stack([begin, self._first[1:]])
 
     def _begun_before(self, steps: np.ndarray) -> np.ndarray:
         """How many windows begin before each of these steps."""

@@ -53,7 +53,7 @@ class Worker:
         self.run = Run.open(run)
         self.run.require_versions()
         self._results, self._writer = Results(self.run), InBackground() if overlap else AtOnce()
-        self._series = open_series(self.run.series, self.run.facts.dtype)
+        self._series = open_series(self.run.series, self.run.facts.dtype, self.run.facts.labels)
         self._target = target_of(
             load_run_model(self.run), self.run.facts, self.run.job.sensitivity.of, self.run.product
         )
@@ -78,7 +78,7 @@ class Worker:
 
     def _tuned(self, workers: Workers | None) -> tuple[Choice, Tuned]:
         run = self.run
-        windows = first_windows(run.series, run.windows, run.job.run.dtype, FEW)
+        windows = first_windows(run.series, run.windows, run.job.run.dtype, FEW, run.facts.labels)
         share = -(-run.layout.windows // (workers.count if workers else 1))
         most = run.layout.chunk_windows
         choice, kernel = tune(self._wanted, self._target, windows, self._room, most, share)
@@ -197,7 +197,7 @@ class Worker:
     def _read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Windows `[start, stop)`, and which are whole: those that were when the series was surveyed."""
         windows, whole = self._series.windows(self.run.windows, start, stop)
-        skipped = self.run.windows.skipped(self.run.survey.gaps, start, stop)
+        skipped = self.run.windows.skipped(self.run.facts.missing(self.run.survey), start, stop)
         if (whole == skipped).any():
             raise OSError(f"windows {start} to {stop - 1} have other gaps than when the run began")
         return windows, whole

@@ -11,7 +11,6 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from ..errors import Refused
-from ..job import parse_bytes
 from ..query import select, statistic
 from ..query.ask import MEMORY, answers, put, question
 from ..query.conditions import By
@@ -19,6 +18,7 @@ from ..query.opening import LABEL_BLOCK
 from ..query.roles import roles_of
 from ..query.statistics import Statistic
 from ..query.sums import CELL
+from ..sections import parse_bytes
 from . import bands, bars, comparison, lags, times, window
 
 INTERVALS = ("ci",)  # what `ask` is told for intervals: only for pictures that draw them

@@ -9,7 +9,7 @@ from typing import Any
 import xarray as xr
 
 from ..errors import Refused
-from ..job import parse_bytes
+from ..sections import parse_bytes
 from . import screening, statistics, subspace
 from .conditions import By
 from .intervals import Sure

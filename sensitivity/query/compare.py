@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from ..errors import Refused
-from ..job import parse_bytes
+from ..sections import parse_bytes
 from .ask import MEMORY, ask, facts, statistic
 from .conditions import By, groupings, listed
 from .intervals import LEAF, LEAVES, Sure, answered, changing, shaped

@@ -134,7 +134,7 @@ def _proved(path: str, seal: str) -> tuple[Run, Series]:
     run = Run.open(path)
     require_series(run)
     pa.default_memory_pool().release_unused()  # what reading a whole series took
-    return run, Series(open_reader(run.series), None, run.job.run.dtype)
+    return run, Series(open_reader(run.series), run.series, run.job.run.dtype, scaled=False)
 
 
 def _series(path: str, seal: str) -> tuple[Run, Series]:

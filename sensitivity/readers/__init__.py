@@ -17,7 +17,7 @@ from typing import IO, cast
 import numpy as np
 
 from ..addresses import place_of, scheme
-from ..job import SeriesSection
+from ..sections import SeriesSection
 from .arrays import Matrix
 from .blocks import Block, Reader, reading
 from .datasets import open_dataset, open_labelled

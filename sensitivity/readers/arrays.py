@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import Refused
-from ..job import SeriesSection
+from ..sections import SeriesSection
 from . import blocks
 from .blocks import Block, reading
 from .columns import choose_features
@@ -42,7 +42,7 @@ class Matrix(Sliced):
     """A bare `(step, feature)` or `(step)` array: .npy, or a Zarr array outside a group. It has no times."""
 
     def __init__(self, section: SeriesSection, array: Any) -> None:
-        path, features = section.path, section.features
+        path, features = section.path, section.features and [*section.features, *section.beside]
         if array.ndim not in (1, 2) or np.dtype(array.dtype).kind not in "iufb":
             raise Refused(
                 "series.path",
@@ -61,7 +61,7 @@ class Matrix(Sliced):
         width = 1 if array.ndim == 1 else array.shape[1]
         columns = [f"feature_{i}" for i in range(width)]
         names_them = features is not None and len(features) == width and not set(features) <= set(columns)
-        self.features = tuple(features or ()) if names_them else choose_features(columns, features)
+        self.features = tuple(features or ()) if names_them else choose_features(columns, section)
         self._index = list(range(width)) if names_them else [columns.index(name) for name in self.features]
         self.path, self._array, self.steps = path, array, array.shape[0]
 

@@ -30,6 +30,8 @@ class Reader(Protocol):
 
     `sliceable`: `read` fetches steps without reading those before them. Its steps are numbered through all sites, one
     site after another.
+
+    features: the columns that are read: what the model takes, and then what a loss takes beside it.
     """
 
     features: tuple[str, ...]

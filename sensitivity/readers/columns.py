@@ -12,16 +12,24 @@ from typing import Any
 import numpy as np
 
 from ..errors import Refused
+from ..sections import SeriesSection
 
 _TIME_OF_DAY = re.compile(r"\s*\d{1,2}:\d")
 
 
-def choose_features(columns: Sequence[str], features: Sequence[str] | None) -> tuple[str, ...]:
-    """The columns the model takes: those asked for, in that order, else all."""
-    missing = [name for name in features or () if name not in columns]
-    if missing or not columns:
-        raise no_column("series.features", missing, columns)
-    return tuple(features or columns)
+def choose_features(columns: Sequence[str], section: SeriesSection) -> tuple[str, ...]:
+    """The columns to read: those that the model takes, in the order asked for, else all that are no labels; and then
+    what a loss takes beside them.
+    """
+    beside = section.beside
+    for key, names in (("series.features", section.features or ()), ("series.labels", beside)):
+        missing = [name for name in names if name not in columns]
+        if missing:
+            raise no_column(key, missing, columns)
+    features = section.features or [name for name in columns if name not in beside]
+    if not features:
+        raise no_column("series.features", [], columns)
+    return *features, *beside
 
 
 def require_once(used: Sequence[str], columns: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import Refused
-from ..job import SeriesSection
+from ..sections import SeriesSection
 from . import blocks
 from .arrays import Sliced
 from .blocks import Block, Reader, reading
@@ -41,7 +41,7 @@ class Axes:
     def _as_taken(self, section: SeriesSection, dataset: Any) -> Axes:
         """Nobody says that these are sites: they may as well label what the model takes side by side, or none of it."""
         columns = dict(_columns(dataset, self))
-        wanted = section.features or columns
+        wanted = [*section.features, *section.beside] if section.features else columns
         if columns.keys() >= set(wanted):
             of_sites = any(self.sites in dataset[columns[name][0]].dims for name in wanted)
             return self if of_sites else replace(self, site=None, sites=None)
@@ -75,7 +75,7 @@ class _Labelled(Sliced):
         self.path, self._dataset, self._axes = section.path, dataset, axes
         columns = [*_columns(dataset, axes), *(_once_a_site(dataset, axes) if section.features else ())]
         names = [name for name, _ in columns]
-        self.features = choose_features(names, section.features)
+        self.features = choose_features(names, section)
         require_once(self.features, names)
         places = dict(columns)
         self._places = [places[name] for name in self.features]
@@ -241,7 +241,7 @@ def _leading_dim(section: SeriesSection, dataset: Any, site: Any, along: str | N
     asked for; of variables that have no other it is that one.
     """
     known = [name for name in dataset.data_vars if site is None or name != site.name]
-    wanted = [name for name in section.features or () if name in known] or known
+    wanted = [name for name in (*(section.features or ()), *section.beside) if name in known] or known
     dims = {str(dim): None for name in wanted for dim in [d for d in dataset[name].dims if d != along][:1]}
     found = list(dims) or ([along] if along is not None else [])
     if len(found) == 1:

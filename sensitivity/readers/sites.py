@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import Refused
-from ..job import SeriesSection
+from ..sections import SeriesSection
 from .blocks import Block
 from .columns import no_column
 

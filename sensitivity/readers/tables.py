@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ..job import SeriesSection
+from ..sections import SeriesSection
 from . import blocks
 from .blocks import Block, reading
 from .columns import choose_features, dates, is_time_of_day, no_column, numbers, require_once
@@ -29,7 +29,7 @@ class _Table(ABC):
         if self.time is not None and self.time not in columns:
             raise no_column("series.time", [self.time], columns)
         others = [name for name in columns if name not in (self.time, self.site)]
-        self.features = choose_features(others, section.features)
+        self.features = choose_features(others, section)
         require_once(self._columns, columns)
 
     @property

@@ -17,7 +17,6 @@ import xarray as xr
 
 from .. import plots
 from ..errors import Refused
-from ..job import parse_bytes
 from ..plots import bands
 from ..plots.terms import TERMS, Terms, terms_of
 from ..query import top
@@ -28,6 +27,7 @@ from ..query.question import Question
 from ..query.roles import JACOBIAN, main_of, scale_of
 from ..query.statistics import Statistic
 from ..query.sums import CELL
+from ..sections import parse_bytes
 from ..site_index import SiteIndex
 
 LEVEL = 0.9

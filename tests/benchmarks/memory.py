@@ -40,7 +40,7 @@ def one(name: str, budget: str | None, windows: int) -> dict[str, float | str]:
     before = machine.resident_memory()
     _, report = sensitivity.jacobian(model, source, budget, report=True)
     peak = machine.peak_memory() - before
-    limit = 0 if budget is None else sensitivity.job.parse_bytes(budget)
+    limit = 0 if budget is None else sensitivity.sections.parse_bytes(budget)
     return {
         "budget": limit / 1e6,
         "projected": report.projected / 1e6,

@@ -10,7 +10,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from sensitivity.job import Job, parse_bytes
+from sensitivity.job import Job
+from sensitivity.sections import parse_bytes
 from tests.cluster.files import SHARED, ZIP, cluster_spec, documents, parsed, pods, resource, schema, text
 
 NAMES = {"rayjob.yaml": "rayjobs", "raycluster.yaml": "rayclusters"}

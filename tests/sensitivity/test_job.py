@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from sensitivity.errors import Refused, RefusedTogether
-from sensitivity.job import Job, parse_bytes
+from sensitivity.job import Job
+from sensitivity.sections import parse_bytes
 
 MINIMAL = {"model": {"path": "a.b:c"}, "series": {"path": "x.csv"}, "run": {"path": "runs/x"}}
 

@@ -15,9 +15,10 @@ from sensitivity import machine, meter
 from sensitivity.candidates import choose
 from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
-from sensitivity.job import SensitivitySection, WindowsSection
+from sensitivity.job import SensitivitySection
 from sensitivity.loading import cast
 from sensitivity.model import Target, describe, describe_call
+from sensitivity.sections import WindowsSection
 from sensitivity.setting import Setting
 from tests.conftest import sequential, tape_jacobian, worst
 

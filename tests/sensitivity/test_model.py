@@ -8,9 +8,9 @@ from keras import layers
 
 from sensitivity.errors import Refused
 from sensitivity.facts import ModelFacts
-from sensitivity.job import ModelSection, WindowsSection
 from sensitivity.loading import cast, fingerprint, load_file, load_model
 from sensitivity.model import Target, describe, describe_call
+from sensitivity.sections import ModelSection, WindowsSection
 from tests.conftest import sequential
 
 MODULE = """
@@ -160,7 +160,7 @@ def test_several_outputs_stand_side_by_side():
             {},
             3,
             "output",
-            "model.path",
+            "model.inputs",
         ),
     ],
 )

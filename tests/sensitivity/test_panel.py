@@ -11,8 +11,8 @@ from sensitivity import series as series_module
 from sensitivity import times
 from sensitivity.errors import Refused
 from sensitivity.folders import Folder
-from sensitivity.job import SeriesSection
 from sensitivity.readers import blocks, datasets, open_reader
+from sensitivity.sections import SeriesSection
 from sensitivity.series import first_windows, ingest, ingested, is_sliceable
 from sensitivity.survey import Survey, survey
 from sensitivity.windows import Windows

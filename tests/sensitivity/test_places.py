@@ -16,9 +16,9 @@ import zarr
 from sensitivity import buckets, patience
 from sensitivity.addresses import place_at, place_of, scheme
 from sensitivity.errors import Refused
-from sensitivity.job import SeriesSection
 from sensitivity.patience import StoreFailed, patiently
 from sensitivity.readers import open_reader
+from sensitivity.sections import SeriesSection
 
 
 @pytest.fixture

@@ -57,6 +57,9 @@ class Facts:
         source = (("lag", self.length), ("feature", self.features))
         return Variable("jacobian", (*target, *source)), Variable("prediction", target)
 
+    def missing(self, survey: Survey) -> Any:
+        return survey.gaps
+
     @property
     def window_bytes(self) -> int:
         return sum(variable.size for variable in self.variables) * self.itemsize

@@ -13,10 +13,11 @@ from keras import layers
 import sensitivity
 from sensitivity.candidates import families
 from sensitivity.errors import Refused
-from sensitivity.job import SensitivitySection, WindowsSection
+from sensitivity.job import SensitivitySection
 from sensitivity.loading import cast, fingerprint
 from sensitivity.model import describe
 from sensitivity.saved_models import SavedModel, as_model, load_saved_model
+from sensitivity.sections import WindowsSection
 from tests.conftest import sequential, tape_jacobian, worst
 
 SHAPE = (6, 2)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sensitivity.addresses import place_at
 from sensitivity.errors import Refused
 from sensitivity.folders import Folder
-from sensitivity.job import Scaling, SeriesSection
 from sensitivity.readers import blocks
+from sensitivity.sections import Scaling, SeriesSection
 from sensitivity.series import first_windows, ingest, ingested, is_sliceable, open_series
 from sensitivity.survey import survey
 from sensitivity.times import TimeAxis

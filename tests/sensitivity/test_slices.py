@@ -13,8 +13,8 @@ from sensitivity import series as series_module
 from sensitivity import times
 from sensitivity.addresses import place_at
 from sensitivity.folders import Folder
-from sensitivity.job import SeriesSection
 from sensitivity.readers import blocks, datasets, open_reader, tables
+from sensitivity.sections import SeriesSection
 from sensitivity.series import ingest, ingested, is_sliceable, open_series
 from sensitivity.survey import survey
 from sensitivity.windows import Windows

@@ -1,0 +1,234 @@
+"""Jobs of models with several inputs, and of losses: every window of a panel with gaps against float64 tapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+import xarray as xr
+from keras import layers
+
+import sensitivity
+from jobs.describe import described
+from jobs.driver import How, run_job
+from jobs.prepare import prepare
+from sensitivity import query
+from sensitivity.errors import Refused
+from sensitivity.job import Job
+from sensitivity.loading import cast
+from tests.conftest import worst
+
+STEPS, LENGTH, LEAD = 40, 5, 2
+MEAN, STD = np.array([0.5, -1.0, 2.0]), np.array([2.0, 0.5, 4.0])
+AREA = {"north": 3.0, "south": 1.0, "tiny": 5.0}
+CLOSE = 1e-5
+
+
+def net() -> keras.Model:
+    weather, site = keras.Input((LENGTH, 2), name="weather"), keras.Input((1,), name="site")
+    states = layers.LSTM(3, return_sequences=True)(weather)
+    both = layers.Concatenate()([states, layers.RepeatVector(LENGTH)(site)])
+    model = keras.Model([weather, site], layers.Dense(2)(layers.GRU(3)(both)))
+    random = np.random.default_rng(1)
+    model.set_weights([random.uniform(-0.5, 0.5, weight.shape) for weight in model.get_weights()])
+    return model
+
+
+@pytest.fixture(scope="module")
+def panel() -> xr.Dataset:
+    """Three sites, one of them without any label; `area` once a site."""
+    random = np.random.default_rng(2)
+    names = ["rain", "heat", "flow", "level", "trust"]
+    values = {name: (("site", "time"), random.standard_normal((3, STEPS))) for name in names}
+    values["rain"][1][0, 7] = np.nan
+    values["flow"][1][1, 20:23] = np.nan
+    values["level"][1][2] = np.nan
+    values["trust"] = (("site", "time"), random.random((3, STEPS)))
+    values["area"] = (("site",), np.array(list(AREA.values())))
+    labels = {"site": list(AREA), "time": pd.date_range("2020-01-01", periods=STEPS)}
+    return xr.Dataset(values, labels)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, panel) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    net().save(folder / "model.keras")
+    panel.to_netcdf(folder / "panel.nc")
+    table = panel.to_dataframe().reset_index().sort_values(["site", "time"])
+    table.to_csv(folder / "panel.csv", index=False)
+    return folder
+
+
+def job(folder: Path, path: str, series: str = "panel.nc", of_loss: dict | None = None, **asked) -> Job:
+    """of_loss: what of the series a loss takes."""
+    content = {
+        "model": {"path": "model.keras", "inputs": {"weather": ["rain", "heat"], "site": ["area"]}},
+        "series": {
+            "path": series,
+            "time": "time",
+            "scaling": {"mean": MEAN.tolist(), "std": STD.tolist()},
+            **(of_loss or {}),
+        },
+        "sensitivity": asked,
+        "run": {"path": path, "shard_windows": 40},
+    }
+    return Job.parse(content, folder)
+
+
+LOSS = {
+    "labels": ["flow", "level"],
+    "weights": "trust",
+    "label_scaling": {"mean": [0.1, 0.2], "std": [2.0, 3.0]},
+}
+
+
+def by_hand(panel: xr.Dataset, of_loss: bool) -> dict[tuple[str, np.datetime64], tuple[np.ndarray, np.ndarray, float]]:
+    """Of each window that is whole, by site and time: derivatives by the weather and by the site, and the loss."""
+    model, found = cast(net(), "float64"), {}
+    for site in AREA:
+        own = panel.sel(site=site)
+        weather = np.stack([own[name].values for name in ("rain", "heat")], 1)
+        labels = (np.stack([own[name].values for name in ("flow", "level")], 1) - [0.1, 0.2]) / [2.0, 3.0]
+        for last in range(LENGTH - 1, STEPS):
+            window, at = weather[last - LENGTH + 1 : last + 1], last + LEAD
+            known = at < STEPS and np.isfinite(labels[at]).all()
+            if not np.isfinite(window).all() or (of_loss and not known):
+                continue
+            given = [tf.constant(window[None]), tf.constant([[float(own["area"])]], tf.float64)]
+            with tf.GradientTape(persistent=True) as tape:
+                tape.watch(given)
+                outputs = model([(given[0] - MEAN[:2]) / STD[:2], (given[1] - MEAN[2]) / STD[2]])
+                if of_loss:
+                    outputs = own["trust"].values[at] * tf.reduce_mean((outputs - labels[at]) ** 2, 1, keepdims=True)
+            rows = [tape.batch_jacobian(outputs, each, experimental_use_pfor=False).numpy()[0] for each in given]
+            found[site, own["time"].values[last]] = (rows[0], rows[1], float(outputs[0, 0]))
+    return found
+
+
+def require_all(dataset: xr.Dataset, expected: dict, which: int) -> None:
+    """Those windows were computed that could be, and each as expected."""
+    stamps = list(zip(map(str, dataset["site"].values), dataset["time"].values, strict=True))
+    assert {stamp for stamp, skipped in zip(stamps, dataset["skipped"].values, strict=True) if not skipped} == set(
+        expected
+    )
+    places = [number for number, stamp in enumerate(stamps) if stamp in expected]
+    found = dataset["jacobian"].values[places, 0]
+    known = np.stack([expected[stamps[number]][which] for number in places]).reshape(found.shape)
+    assert worst(found, known) < CLOSE
+    predicted = dataset["prediction"].values[places, 0, 0]
+    assert worst(predicted, np.array([expected[stamps[number]][2] for number in places])) < CLOSE
+
+
+@pytest.mark.parametrize("series", ["panel.nc", "panel.csv"])
+@pytest.mark.parametrize(("wrt", "which", "lags"), [("weather", 0, [4, 3, 2, 1, 0]), ("site", 1, [0])])
+def test_by_one_input(folder, panel, wrt, which, lags, series):
+    run = run_job(job(folder, f"runs/{wrt}-{series[6:]}", series, wrt=wrt), How(serial=True)).run
+    found = sensitivity.open_run(run.place)
+    assert found["feature"].values.tolist() == [["rain", "heat"], ["area"]][which]
+    assert found["lag"].values.tolist() == lags
+    require_all(found, by_hand(panel, of_loss=False), which)
+
+
+def test_by_all_inputs(folder, panel):
+    """What is read at the last step alone has no derivative before."""
+    run = run_job(job(folder, "runs/all"), How(serial=True)).run
+    found = sensitivity.open_run(run.place)
+    expected = {
+        stamp: (np.concatenate([weather, np.pad(site[:, None], ((0, 0), (LENGTH - 1, 0), (0, 0)))], -1), None, value)
+        for stamp, (weather, site, value) in by_hand(panel, of_loss=False).items()
+    }
+    require_all(found, expected, 0)
+
+
+@pytest.mark.parametrize(("wrt", "which"), [("weather", 0), ("site", 1)])
+def test_of_a_loss(folder, panel, wrt, which):
+    asked = {"of": "loss", "loss": "mean_squared_error", "lead": LEAD, "wrt": wrt}
+    mine = job(folder, f"runs/loss-{wrt}", of_loss=LOSS, **asked)
+    prepared = prepare(mine)
+    assert "mean_squared_error of flow, level, weighted by trust" in described(prepared)
+    assert prepared.audit is not None
+    assert prepared.audit.difference_error is not None
+    assert prepared.audit.difference_error < 1e-4
+    run = run_job(mine, How(serial=True)).run
+    found = sensitivity.open_run(run.place)
+    assert found["output"].values.tolist() == ["loss"]
+    require_all(found, by_hand(panel, of_loss=True), which)
+    answer = query.ask(found, "importance").load()
+    assert np.isfinite(answer["importance"]).all()
+
+
+def test_a_lost_shard_of_a_loss_is_computed_again(folder, panel):
+    mine = job(folder, "runs/resumed", "panel.csv", LOSS, of="loss", loss="mse", lead=LEAD, wrt="weather")
+    run = run_job(mine, How(serial=True)).run
+    before = {file: file.read_bytes() for file in chunks(folder / "runs/resumed")}
+    (folder / "runs/resumed/commits/00000001.json").unlink()
+    again = run_job(mine, How(serial=True))
+    assert again.computed > 0
+    assert before == {file: file.read_bytes() for file in chunks(folder / "runs/resumed")}
+    require_all(sensitivity.open_run(run.place), by_hand(panel, of_loss=True), 0)
+
+
+def chunks(path: Path) -> list[Path]:
+    return sorted(file for file in (path / "results.zarr/jacobian").iterdir() if file.name.startswith("c."))
+
+
+def test_other_labels_are_another_job(folder):
+    asked = {"of": "loss", "loss": "mse", "wrt": "weather"}
+    run_job(job(folder, "runs/mine", of_loss=LOSS, lead=LEAD, **asked), How(serial=True))
+    with pytest.raises(Refused, match=r"sensitivity\.lead"):
+        run_job(job(folder, "runs/mine", of_loss=LOSS, lead=1, **asked), How(serial=True))
+    with pytest.raises(Refused, match=r"series\.weights"):
+        run_job(job(folder, "runs/mine", of_loss={**LOSS, "weights": None}, lead=LEAD, **asked), How(serial=True))
+    with pytest.raises(Refused, match=r"sensitivity\.of"):
+        run_job(job(folder, "runs/mine", wrt="weather"), How(serial=True))
+
+
+@pytest.mark.parametrize("wrt", ["weather", "site"])
+def test_attributions_by_one_input(folder, panel, wrt):
+    """From the mean: the other input, and its scaling, stay."""
+    asked = {"product": "integrated_gradients", "baseline": "mean", "wrt": wrt}
+    run = run_job(job(folder, f"runs/attributed-{wrt}", **asked), How(serial=True)).run
+    found = sensitivity.open_run(run.place)
+    model, whole = cast(net(), "float64"), ~found["skipped"].values
+    assert float(found["completeness_error"].max()) <= 0.01
+    added = found["integrated_gradients"].sum(("lag", "feature"), min_count=1).values[whole, 0]
+    means = {name: float(panel[name].mean()) for name in ("rain", "heat")}
+    means["area"] = np.mean(list(AREA.values()))
+    for number in np.flatnonzero(whole)[::9]:
+        own = panel.sel(site=str(found["site"].values[number]))
+        last = int(np.flatnonzero(own["time"].values == found["time"].values[number])[0])
+        names = ("rain", "heat", "area")
+        window = np.stack([np.broadcast_to(own[name].values, STEPS)[last - LENGTH + 1 : last + 1] for name in names], 1)
+        base = window.copy()
+        own_columns = slice(0, 2) if wrt == "weather" else slice(2, 3)
+        base[:, own_columns] = [means[name] for name in names[own_columns]]
+        there, from_base = ((each - MEAN) / STD for each in (window, base))
+        change = [model([each[None, :, :2], each[None, -1, 2:]]).numpy()[0] for each in (there, from_base)]
+        place = int(whole[:number].sum())
+        np.testing.assert_allclose(added[place], change[0] - change[1], atol=0.011 * np.abs(change).max())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({"weather": ["rain", "heat"]}, "model.inputs"),
+        ({"weather": ["rain", "heat"], "site": ["rain"]}, "more than once"),
+        ({"weather": ["rain"], "site": ["area"]}, "weather"),
+        ({"weather": ["rain", "heat"], "site": ["nowhere"]}, "nowhere"),
+        ({"weather": ["rain", "heat"], "place": ["area"]}, "place"),
+        (None, "model.inputs"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(folder, inputs, said):
+    content = {
+        "model": {"path": "model.keras", "inputs": inputs},
+        "series": {"path": "panel.nc", "time": "time"},
+        "run": {"path": "refused"},
+    }
+    with pytest.raises(Refused, match=said):
+        prepare(Job.parse(content, folder))
+    assert not (folder / "refused").exists()

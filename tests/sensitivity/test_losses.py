@@ -1,0 +1,310 @@
+"""Derivatives of a loss: against float64 tapes, for losses of each kind; its labels in a series; what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import layers
+
+import sensitivity
+from sensitivity.errors import Refused
+from sensitivity.facts import ModelFacts
+from sensitivity.heads import Selection
+from sensitivity.job import Job, SensitivitySection
+from sensitivity.labels import labels_of
+from sensitivity.loading import cast
+from sensitivity.sections import SeriesSection
+from sensitivity.survey import Survey
+from sensitivity.times import TimeAxis
+from sensitivity.windows import Missing, Windows, spans_of
+from tests.conftest import sequential, worst
+
+RANDOM = np.random.default_rng(7)
+WINDOWS = RANDOM.standard_normal((6, 5, 2)).astype("float32")
+ONE = RANDOM.standard_normal((6, 2)).astype("float32")
+EVERY = RANDOM.standard_normal((6, 5, 2)).astype("float32")
+CLASSES = np.array([0, 1, 1, 0, 1, 0])
+WEIGHTS = RANDOM.random(6).astype("float32")
+BY_STEP = RANDOM.random((6, 5)).astype("float32")
+CLOSE = 1e-5
+
+LSTM = sequential((5, 2), layers.LSTM(3), layers.Dense(2))
+GRU = sequential((5, 2), layers.GRU(3, return_sequences=True, name="inner"), layers.Dense(2))
+CONV = sequential((5, 2), layers.Conv1D(3, 3, activation="tanh"), layers.Flatten(), layers.Dense(2, "softmax"))
+SCALAR = sequential((5, 2), layers.Bidirectional(layers.LSTM(2)), layers.Dense(1), layers.Reshape(()))
+
+
+def asymmetric(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    error = outputs - tf.cast(labels, outputs.dtype)
+    return tf.square(error) + 0.3 * error
+
+
+# Of each case: the model, its loss, labels, sample weights, and the same by hand, `(batch)` of labels and outputs.
+CASES = {
+    "squares": (LSTM, "mse", ONE, None, lambda y, f: tf.reduce_mean((f - y) ** 2, 1)),
+    "weighted": (LSTM, "mean_absolute_error", ONE, WEIGHTS, lambda y, f: WEIGHTS * tf.reduce_mean(abs(f - y), 1)),
+    "every step": (GRU, "mse", EVERY, None, lambda y, f: tf.reduce_mean((f - y) ** 2, (1, 2))),
+    "steps weighted": (
+        GRU,
+        keras.losses.MeanSquaredError(),
+        EVERY,
+        BY_STEP,
+        lambda y, f: tf.reduce_mean(BY_STEP * tf.reduce_mean((f - y) ** 2, 2), 1),
+    ),
+    "a table": (
+        LSTM,
+        {"class_name": "Huber", "config": {"delta": 0.4}},
+        ONE,
+        None,
+        lambda y, f: tf.reduce_mean(
+            tf.where(abs(f - y) <= 0.4, 0.5 * (f - y) ** 2, 0.4 * abs(f - y) - 0.5 * 0.4**2), 1
+        ),
+    ),
+    "a function": (LSTM, asymmetric, ONE, None, lambda y, f: tf.reduce_mean(asymmetric(y, f), 1)),
+    "classes": (
+        CONV,
+        "sparse_categorical_crossentropy",
+        CLASSES,
+        None,
+        lambda y, f: -tf.math.log(tf.gather(f, tf.cast(y, "int32"), batch_dims=1)),
+    ),
+    "one number": (SCALAR, "mse", ONE[:, 0], None, lambda y, f: (f - y) ** 2),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_its_gradient(case, dtype):
+    model, loss, labels, weights, by_hand = CASES[case]
+    exact = cast(model, "float64")
+    source, known = tf.constant(WINDOWS, "float64"), tf.constant(labels, "float64")
+    with tf.GradientTape() as tape:
+        tape.watch(source)
+        each = tf.cast(by_hand(known, exact(source)), "float64")
+    expected = tape.gradient(each, source).numpy()
+    given = {"of": "loss", "labels": labels, "loss": loss, "sample_weight": weights}
+    found, report = sensitivity.jacobian(cast(model, dtype), WINDOWS, report=True, **given)
+    close = CLOSE if dtype == "float32" else 1e-6
+    assert worst(found, expected) < close
+    assert worst(report.beside["prediction"], each.numpy()) < close
+
+
+def of_squares() -> tuple[keras.Model, tf.Tensor, tf.Tensor]:
+    return cast(LSTM, "float64"), tf.constant(WINDOWS, "float64"), tf.constant(ONE, "float64")
+
+
+def test_a_batch_s_loss_is_the_mean_of_them():
+    exact, _, labels = of_squares()
+    _, report = sensitivity.jacobian(LSTM, WINDOWS, of="loss", labels=ONE, loss="mse", report=True)
+    whole = float(keras.losses.MeanSquaredError()(labels, exact(WINDOWS)))
+    assert abs(report.beside["prediction"].mean() - whole) < 1e-6
+
+
+def test_its_hessian_and_products():
+    """(f − y)²: 2 JᵀJ / n + 2 (f − y) ∂²f / n, by central differences of its gradient."""
+    exact, source, labels = of_squares()
+
+    def gradient(windows: np.ndarray) -> np.ndarray:
+        given = tf.constant(windows)
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            loss = tf.reduce_mean((exact(given) - labels) ** 2, 1)
+        return tape.gradient(loss, given).numpy()
+
+    steps = 1e-5 * np.eye(10).reshape(10, 1, 5, 2)
+    rows = [gradient(source.numpy() + step) - gradient(source.numpy() - step) for step in steps]
+    expected = np.stack(rows, 1).reshape(6, 5, 2, 5, 2) / 2e-5
+    asked = {"of": "loss", "labels": ONE, "loss": "mse"}
+    found = sensitivity.hessian(LSTM, WINDOWS, **asked)
+    assert worst(found, expected) < CLOSE
+    assert worst(found, found.transpose(0, 3, 4, 1, 2)) < 1e-6
+    direction = RANDOM.standard_normal((1, 5, 2))
+    along = sensitivity.hvp(LSTM, WINDOWS, direction, **asked)[:, 0]
+    assert worst(along, np.einsum("nijkl,kl->nij", expected, direction[0])) < CLOSE
+    norm = sensitivity.gradient_norm(LSTM, WINDOWS, **asked)
+    assert worst(norm, np.linalg.norm(gradient(source.numpy()).reshape(6, -1), axis=1)) < CLOSE
+
+
+def test_by_an_inner_layer_at_every_step_and_unit():
+    found = sensitivity.jacobian(GRU, WINDOWS, of="loss", labels=EVERY, loss="mse", wrt="inner")
+    exact = cast(GRU, "float64")
+    states = exact.layers[0](tf.constant(WINDOWS, "float64"))
+    with tf.GradientTape() as tape:
+        tape.watch(states)
+        loss = tf.reduce_mean((exact.layers[1](states) - EVERY) ** 2, (1, 2))
+    assert worst(found, tape.gradient(loss, states).numpy()) < CLOSE
+
+
+def test_of_some_outputs_and_steps():
+    asked = {"of": "loss", "loss": "mse", "outputs": [1], "output_steps": [-2, -1]}
+    found = sensitivity.jacobian(GRU, WINDOWS, labels=EVERY[:, -2:, 1:], **asked)
+    exact, source = cast(GRU, "float64"), tf.constant(WINDOWS, "float64")
+    with tf.GradientTape() as tape:
+        tape.watch(source)
+        loss = tf.reduce_mean((exact(source)[:, -2:, 1:] - EVERY[:, -2:, 1:]) ** 2, (1, 2))
+    assert worst(found, tape.gradient(loss, source).numpy()) < CLOSE
+
+
+def test_attributions_keep_the_labels():
+    """They add up to what the loss is more than with no rain at all, and the same labels."""
+    found = sensitivity.integrated_gradients(LSTM, WINDOWS, of="loss", labels=ONE, loss="mse")
+    exact, source, labels = of_squares()
+    change = [tf.reduce_mean((exact(each) - labels) ** 2, 1).numpy() for each in (source, tf.zeros_like(source))]
+    assert worst(found.sum((1, 2)), change[0] - change[1]) < 0.01
+
+
+def test_what_the_model_was_compiled_with():
+    model = sequential((5, 2), layers.Flatten(), layers.Dense(2))
+    model.compile(loss="mae")
+    named = sensitivity.jacobian(model, WINDOWS, of="loss", labels=ONE, loss="mae")
+    np.testing.assert_array_equal(sensitivity.jacobian(model, WINDOWS, of="loss", labels=ONE), named)
+
+
+def test_of_a_saved_model(tmp_path):
+    model = sequential((5, 2), layers.LSTM(2), layers.Dense(2))
+    model.export(tmp_path / "saved", verbose=False)
+    asked = {"of": "loss", "labels": ONE, "loss": "mse"}
+    found = sensitivity.jacobian(tf.saved_model.load(str(tmp_path / "saved")), WINDOWS, **asked)
+    assert worst(found, sensitivity.jacobian(model, WINDOWS, **asked)) < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"of": "loss"}, "labels"),
+        ({"of": "loss", "labels": ONE}, "not compiled"),
+        ({"of": "loss", "loss": "mse"}, "labels"),
+        ({"labels": ONE}, 'of = "output"'),
+        ({"of": "loss", "labels": ONE, "loss": "no such"}, "no such"),
+        ({"of": "loss", "labels": ONE, "loss": 3}, "3"),
+        ({"of": "loss", "labels": ONE[:4], "loss": "mse"}, "4 of labels"),
+        ({"of": "loss", "labels": [["wet"] * 2] * 6, "loss": "mse"}, "labels"),
+        ({"of": "loss", "labels": np.zeros((6, 3)), "loss": "mse"}, r"\(3,\)"),
+        ({"of": "loss", "labels": ONE, "loss": lambda a, b: tf.reduce_mean((a - b) ** 2)}, r"shape \(\)"),
+    ],
+)
+def test_what_is_refused(given, said):
+    with pytest.raises(Refused, match=said):
+        sensitivity.jacobian(LSTM, WINDOWS, **given)
+
+
+# ---- labels in a series ------------------------------------------------------------------------------
+
+
+@given(
+    length=st.integers(1, 5),
+    stride=st.integers(1, 3),
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    offsets=st.sets(st.integers(-2, 4), min_size=1, max_size=3),
+    data=st.data(),
+)
+def test_windows_without_their_labels_are_skipped(length, stride, sizes, offsets, data):
+    """Against a walk over every window's own steps."""
+    offsets = sorted(offset for offset in offsets if offset > -length) or [0]
+    steps = sum(sizes)
+    starts = tuple(np.cumsum([0, *sizes[:-1]]).tolist())
+    windows = Windows(steps, length, stride, starts)
+    features, labels = (np.array(data.draw(st.lists(st.booleans(), min_size=steps, max_size=steps))) for _ in range(2))
+    ends = dict(zip(starts, [*starts[1:], steps], strict=True))
+    expected = []
+    for begin, stop in ends.items():
+        for first in range(begin, stop - length + 1, stride):
+            at = [first + length - 1 + offset for offset in offsets]
+            known = all(step < stop and not labels[step] for step in at)
+            expected.append(features[first : first + length].any() or not known)
+    missing = Missing(runs(features), runs(labels), spans_of(offsets))
+    count = windows.count
+    assert windows.skipped(missing, 0, count).tolist() == expected if count else not expected
+    assert windows.skipped_count(missing) == sum(expected)
+
+
+def runs(gaps: np.ndarray) -> tuple[tuple[int, int], ...]:
+    edges = np.flatnonzero(np.diff(gaps.astype(int), prepend=0, append=0)).reshape(-1, 2)
+    return tuple((int(start), int(stop)) for start, stop in edges)
+
+
+def facts(output_steps: int, outputs: int, length: int = 5) -> ModelFacts:
+    """Of a model with so many outputs: what labels depend on."""
+    from types import SimpleNamespace
+
+    names = tuple(f"q{number}" for number in range(outputs))
+    return SimpleNamespace(output_steps=output_steps, outputs=names, length=length, input_shape=(length, 2))  # type: ignore[return-value]
+
+
+def at(output_steps: int, outputs: int, labels: list[str], chosen: Selection, loss: str = "mse", **more):
+    survey = Survey(("a", "b"), 99, TimeAxis("index"), (), (0.0,), (1.0,), (1.0,), "f", beside=("q0", "q1", "w"))
+    section = SeriesSection(path="x.csv", labels=tuple(labels), weights="w")
+    wanted = SensitivitySection(of="loss", loss=loss, **more)
+    steps = output_steps if chosen.steps is None else len(chosen.steps)
+    channels = outputs if chosen.channels is None else len(chosen.channels)
+    target = (steps, channels) if output_steps > 1 else (channels,)
+    return labels_of(section, wanted, survey, facts(output_steps, outputs), chosen, target)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more", "offsets", "shape"),
+    [
+        ((1, 1, ["q0"], Selection()), {}, (0,), (1,)),
+        ((1, 2, ["q0", "q1"], Selection()), {"lead": 3}, (3,), (2,)),
+        ((5, 2, ["q0", "q1"], Selection()), {}, (-4, -3, -2, -1, 0), (5, 2)),
+        ((5, 1, ["q0"], Selection(steps=(1, 4))), {}, (-3, 0), (2, 1)),
+        ((3, 1, ["q0"], Selection()), {"lead": 3}, (1, 2, 3), (3, 1)),
+        ((1, 4, ["q0"], Selection()), {"lead": 4}, (1, 2, 3, 4), (4,)),
+        ((1, 4, ["q0"], Selection(channels=(0, 3))), {"lead": 4}, (1, 4), (2,)),
+        ((1, 4, ["q0"], Selection()), {"loss": "sparse_categorical_crossentropy"}, (0,), ()),
+        ((5, 4, ["q0"], Selection()), {"loss": "sparse_categorical_crossentropy"}, (-4, -3, -2, -1, 0), (5,)),
+    ],
+)
+def test_labels_are_at_the_outputs_own_steps(arguments, more, offsets, shape):
+    found = at(*arguments, **more)
+    assert (found.offsets, found.shape) == (offsets, shape)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more", "key"),
+    [
+        ((3, 1, ["q0"], Selection()), {}, "sensitivity.lead"),
+        ((1, 4, ["q0"], Selection()), {}, "sensitivity.lead"),
+        ((1, 9, ["q0"], Selection()), {"lead": 1}, "sensitivity.lead"),
+        ((1, 3, ["q0", "q1"], Selection()), {}, "series.labels"),
+    ],
+)
+def test_labels_that_cannot_be_the_outputs_are_refused(arguments, more, key):
+    with pytest.raises(Refused) as refusal:
+        at(*arguments, **more)
+    assert refusal.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("series", "asked", "key"),
+    [
+        ({"labels": ["q"]}, {"of": "loss"}, "sensitivity.loss"),
+        ({}, {"of": "loss", "loss": "mse"}, "series.labels"),
+        ({"labels": ["q"]}, {}, "series.labels"),
+        ({}, {"loss": "mse"}, "sensitivity.loss"),
+        ({}, {"lead": 1}, "sensitivity.lead"),
+        ({"labels": ["q", "q"]}, {"of": "loss", "loss": "mse"}, "series.labels"),
+        ({"weights": "w"}, {}, "series.weights"),
+        (
+            {"labels": ["q"], "label_scaling": {"mean": [0.0, 1.0], "std": [1.0, 1.0]}},
+            {"of": "loss", "loss": "mse"},
+            "series.label_scaling",
+        ),
+    ],
+)
+def test_a_job_without_all_of_it_is_refused(series, asked, key):
+    content = {
+        "model": {"path": "a:b"},
+        "series": {"path": "x.csv", **series},
+        "sensitivity": asked,
+        "run": {"path": "r"},
+    }
+    with pytest.raises(Refused) as refusal:
+        Job.parse(content, Path("/jobs"))
+    assert refusal.value.key == key
