@@ -157,7 +157,7 @@ def test_of_a_loss(folder, panel, wrt, which):
     found = sensitivity.open_run(run.place)
     assert found["output"].values.tolist() == ["loss"]
     require_all(found, by_hand(panel, of_loss=True), which)
-    answer = query.ask(found, "importance").load()
+    answer = query.importance(found).compute()
     assert np.isfinite(answer["importance"]).all()
 
 
