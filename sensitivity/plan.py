@@ -5,6 +5,7 @@ Pure: numbers in, a `Plan` out. No TensorFlow, no Ray, no file is touched. `Refu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .facts import CallFacts, ModelFacts
 
 MiB = 1 << 20
+MOST_CHUNK_BYTES = (1 << 31) - (1 << 20)  # Blosc compresses no more at once
 CHUNK_BYTES = 32 * MiB  # Dask reads chunks of tens of MB well
 SHARD_BYTES = 2 * MiB  # below this, committing a shard costs more than it saves
 SHARDS_WANTED = 32  # enough that workers finish together and a lost shard costs little
@@ -215,7 +217,19 @@ def _even_count(shards: int) -> int:
 
 
 def call_memory(facts: CallFacts, setting: Setting) -> int:
-    """Projected bytes of one kernel call of `windows_per_call` windows, results included: a first guess, from shapes.
+    """Projected bytes of one call of `windows_per_call` windows, results included: a first guess, from shapes."""
+    return kernel_memory(facts, setting) + summing_memory(facts, setting)
+
+
+def summing_memory(facts: CallFacts, setting: Setting) -> int:
+    """Bytes that a product of many points of each window takes to add up what its calls give: the sums, derivatives as
+    sums take them, and those of windows that are done.
+    """
+    return 0 if facts.points == 1 else 3 * setting.windows_per_call * result_bytes(facts)
+
+
+def kernel_memory(facts: CallFacts, setting: Setting) -> int:
+    """Bytes of the kernel's part of it.
 
     The tape keeps every activation of the forward pass, and its gradient as much again for each output that is
     differentiated at once. A recurrent step keeps about eight numbers a unit, twice that where the outputs are looped
@@ -296,6 +310,14 @@ def require_memory(needed: int, setting: Setting, workers: Workers) -> None:
 
 def _require_room(plan: Plan, free_bytes: int | None) -> None:
     require_memory(plan.worker_bytes, plan.setting, plan.workers)
+    chunk = math.prod(plan.chunk_shape) * plan.facts.itemsize
+    if chunk > MOST_CHUNK_BYTES:
+        raise Refused(
+            "sensitivity.product",
+            given=f"{plan.facts.variables[0].name}, of which a window's smallest part takes {human_bytes(chunk)}",
+            allowed=f"at most {human_bytes(MOST_CHUNK_BYTES)}, what a chunk of a store can hold",
+            remedy="choose outputs, a shorter window or another product: hvp, jvp and vjp never form so much",
+        )
     if free_bytes is not None and plan.stored_bytes > free_bytes:
         raise Refused(
             "run.path",

@@ -22,7 +22,17 @@ from .errors import Refused
 from .facts import ModelFacts
 from .job import SensitivitySection
 from .model import Target
-from .plan import Layout, MiB, Workers, call_memory, human_bytes, result_bytes, room_for_a_call
+from .plan import (
+    Layout,
+    MiB,
+    Workers,
+    call_memory,
+    human_bytes,
+    kernel_memory,
+    result_bytes,
+    room_for_a_call,
+    summing_memory,
+)
 from .probes import TOLERANCE, Probe, require_agreement
 from .setting import Choice, Setting, Trial
 
@@ -162,12 +172,14 @@ class _Search:
 
     def projected(self, setting: Setting) -> int:
         """Bytes of a call: as it, or else its family, was last measured, in the rule's proportion; else by the rule."""
-        rule = call_memory(self.target.facts, setting)
-        last = self._last(setting)
+        return self._of_kernel(setting) + summing_memory(self.target.facts, setting)
+
+    def _of_kernel(self, setting: Setting) -> int:
+        rule, last = kernel_memory(self.target.facts, setting), self._last(setting)
         if last is None or last.measured is None:
             return rule
         same = last.setting.bare == setting.bare
-        scale = 1.0 if same else rule / call_memory(self.target.facts, last.setting)
+        scale = 1.0 if same else rule / kernel_memory(self.target.facts, last.setting)
         if last.measured <= LEAST_BYTES:
             return min(rule, int(LEAST_BYTES * max(1.0, scale)))
         return int((AGAIN if same else SCALED) * last.measured * scale)
@@ -344,7 +356,7 @@ class _Search:
         """Bytes of a call's windows and of two copies of its results, which are the host's own."""
         facts = self.target.facts
         window = facts.input_size * facts.itemsize + 2 * result_bytes(facts)
-        return 0 if self.room.gpu else setting.windows_per_call * window
+        return 0 if self.room.gpu else setting.windows_per_call * window + summing_memory(facts, setting)
 
     def _keep(self, trial: Trial, engine: Tuned) -> None:
         """Hold on to the few kernels that may yet be the best: the others' memory is free again."""

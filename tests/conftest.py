@@ -14,9 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pandas as pd
 import pytest
+
+hypothesis.settings.register_profile("unhurried", deadline=None)  # other processes may be in the way
+hypothesis.settings.load_profile("unhurried")
 
 FEATURES = ("rain", "heat")
 

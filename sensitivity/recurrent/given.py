@@ -10,22 +10,22 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import Refused, gist
+from ..given import Given as Several
 from ..layers import as_graph, calls_wrapped, keras
 from .halves import Half
 
 Given = tuple[tf.Tensor, list[list[tf.Tensor]]]
 
 
-def checked(model: keras.Model, windows: Any) -> np.ndarray:
-    """Windows in the dtype that the model takes. Raises `Refused` where it cannot take them."""
+def checked(model: keras.Model, windows: Any) -> tuple[keras.Model, np.ndarray]:
+    """Windows in the dtype that the model takes, and the model; several inputs as one array, and a model that takes it.
+
+    Raises `Refused` where it cannot take them.
+    """
     declared = list(getattr(model, "inputs", None) or [])
     if len(declared) > 1:
-        raise Refused(
-            "model",
-            given=f"a model with {len(declared)} inputs",
-            allowed="a model with one input, the window",
-            remedy="wrap it in a model that holds the other inputs fixed",
-        )
+        packed, packing = Several(windows).packed(model, "output", _floating(declared))
+        return (packing.wrapped(model) if packing else model), packed
     source = np.asarray(windows, declared[0].dtype if declared else None)
     wanted = tuple(declared[0].shape[1:]) if declared else (None,) * max(2, source.ndim - 1)
     fits = source.ndim == len(wanted) + 1 and all(w in (None, n) for w, n in zip(wanted, source.shape[1:], strict=True))
@@ -37,7 +37,12 @@ def checked(model: keras.Model, windows: Any) -> np.ndarray:
             allowed=f"(batch, {shape}), as the model takes, with at least one window",
             remedy="give windows of the model's own shape; a single window as windows[None]",
         )
-    return source
+    return model, source
+
+
+def _floating(declared: list[Any]) -> str:
+    """The dtype of its inputs of numbers."""
+    return next((tensor.dtype for tensor in declared if "float" in tensor.dtype), "float32")
 
 
 def thinned(source: np.ndarray, most: int) -> np.ndarray:

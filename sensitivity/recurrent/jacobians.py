@@ -63,7 +63,7 @@ def jacobian_decay(
     _require("norm", norm, get_args(Norm))
     _require("states", states, get_args(States))
     halves = halves_of(model, layer)
-    source = checked(model, windows)
+    model, source = checked(model, windows)
     chosen = thinned(source, most_windows)
     found = _walked(Watch(model, halves), [_Walk(half, norm, states) for half in halves], chosen)
     return tuple(

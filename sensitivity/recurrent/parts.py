@@ -122,7 +122,8 @@ def weight_gradients(
 ) -> tuple[Part, ...]:
     """Gradients by a recurrent layer's weights, of the sum of all outputs, or of a loss; by a plain tape.
 
-    windows: `(batch, lag, feature)`, or whatever the model takes. layer: as for `jacobian_decay`.
+    windows: `(batch, lag, feature)`, or whatever the model takes; several inputs by name or in order.
+    layer: as for `jacobian_decay`.
     labels, loss: both or neither. labels: `(batch, …)` as the loss takes them. loss: `loss(labels, outputs)`, or the
         name of one of Keras'; what it gives is averaged over windows, and a single number must be a mean itself.
     windows_per_call: differentiated at a time, which is what bounds the memory.
@@ -130,7 +131,7 @@ def weight_gradients(
     In units of the output, or of the loss, per unit of the weight. Raises `Refused` for what does not fit together.
     """
     halves = halves_of(model, layer)
-    source = checked(model, windows)
+    model, source = checked(model, windows)
     if windows_per_call < 1:
         raise Refused("windows_per_call", given=windows_per_call, allowed="1 or more", remedy="give more")
     answers = None if labels is None else _labels(labels, len(source))

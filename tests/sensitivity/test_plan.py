@@ -149,6 +149,20 @@ def test_what_cannot_fit_is_refused(arguments, key):
     assert refusal.value.key == key
 
 
+def test_a_part_of_a_window_that_no_chunk_holds_is_refused():
+    """A Hessian's rows of one output step are together."""
+    with pytest.raises(Refused, match="chunk of a store"):
+        make(50_000, Facts(length=40_000, outputs=tuple(map(str, range(4000)))), Workers(1, 1, 0, 10**14))
+
+
+def test_what_sums_many_points_has_room_for_the_sums():
+    """The sums, a call's derivatives as they are added, and those of windows that are done."""
+    one, many = Facts(), replace(Facts(), points=16)
+    setting = Setting("batch_jacobian", 256)
+    more = plan.call_memory(many, setting) - plan.call_memory(one, setting)
+    assert more == 3 * 256 * plan.result_bytes(one)
+
+
 def test_skipped_windows_are_counted():
     made = plan.plan_run(job(), survey(100, ((50, 51),)), Facts(), CHOICE, Workers(1, 1, 0, 4 * GB))
     assert made.skipped == 20

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 from sensitivity.errors import Refused
-from sensitivity.recurrent import Part, alarms, gradients, report, weight_gradients, weights
+from sensitivity.recurrent import Part, alarms, gradients, jacobian_decay, report, weight_gradients, weights
 
 UNITS = 3
 KINDS = {
@@ -144,3 +144,21 @@ def test_arrays_of_other_shapes_are_refused():
     for given in (arrays[:-1], arrays[::-1], []):
         with pytest.raises(Refused, match="trainable_weights"):
             gradients(model, "it", given)
+
+
+def test_a_model_of_several_inputs():
+    """Gradients and decay of the layer are those of the same model that holds the other input fixed."""
+    random = np.random.default_rng(3)
+    site = random.standard_normal((7, 2)).astype("float32")
+    sequence, other = keras.Input((4, 5), name="sequence"), keras.Input((2,), name="other")
+    states = layers.LSTM(UNITS, name="it")(layers.Concatenate()([sequence, layers.RepeatVector(4)(other)]))
+    several = keras.Model([sequence, other], layers.Dense(1)(states))
+    one = keras.Sequential([keras.Input((4, 7)), layers.LSTM(UNITS, name="it"), layers.Dense(1)])
+    one.set_weights(several.get_weights())
+    joined = np.concatenate([windows(), np.repeat(site[:, None], 4, 1)], -1)
+    for found, expected in zip(
+        weight_gradients(several, [windows(), site], "it"), weight_gradients(one, joined, "it"), strict=True
+    ):
+        np.testing.assert_allclose(found.values, expected.values, rtol=1e-4, atol=1e-5)
+    (decay,), (alone,) = jacobian_decay(several, [windows(), site], "it"), jacobian_decay(one, joined, "it")
+    np.testing.assert_allclose(decay.log_norms, alone.log_norms, rtol=1e-4)
