@@ -140,9 +140,9 @@ class CallFacts:
 
     @property
     def output_at(self) -> Sequence[int]:
-        """The window's steps that outputs are of, where the model has one at each: rising."""
+        """The source's steps that outputs are of, where the model has one at each: rising."""
         chosen = self.selection.steps if len(self.target_shape) == 2 else self.selection.channels
-        return range(self.input_shape[0]) if chosen is None else chosen
+        return range(self.source.shape[0]) if chosen is None else chosen
 
     def firsts(self, rows: int) -> Iterator[int]:
         """The first rows of calls of so many each, which do all; a group's last call overlaps the one before."""
@@ -151,7 +151,7 @@ class CallFacts:
 
     def walk(self, rows: int) -> Walk:
         """How a scan walks back for so many rows a call."""
-        steps, features = self.input_shape[0], self.source_size // self.input_shape[0]
+        steps, features = self.source.shape[0], self.source_size // self.source.shape[0]
         if self.scan is None:
             raise ValueError(f"no scan serves this model: {self.no_scan}")
         along = self.scan.outputs and self.rows_of == "outputs"

@@ -14,7 +14,7 @@ import tensorflow as tf
 from .backward import backward
 from .declared import Columns, windows_taken
 from .errors import Refused
-from .facts import CallFacts, ModelFacts
+from .facts import CallFacts, ModelFacts, Source
 from .fitness import Unfit
 from .heads import heads, joined, labels, require_batched, require_floating, select, steps_and_channels
 from .job import Job
@@ -26,7 +26,7 @@ from .products.jacobian import Jacobian
 from .products.product import Product
 from .recurrence import Recurrence, recurrence
 from .sections import WindowsSection
-from .sources import INPUT, moved, require_reached, source_named, with_output
+from .sources import INPUT, given_by_layer, layer_named, moved, require_reached, source_named, with_output
 from .survey import Survey
 from .tracing import traced
 from .variables import PREDICTION, Variable
@@ -47,7 +47,8 @@ class Target:
     @functools.cached_property
     def recurrence(self) -> Recurrence:
         """The model as one causal cell, proved once for all kernels of this target."""
-        return recurrence(self.model, self.facts.input_shape, self.of, self.facts.dtype)
+        facts = self.facts
+        return recurrence(self.model, facts.source.shape, self.of, facts.dtype, _layer_of(self.model, facts.source))
 
     def folded(self) -> contextlib.AbstractContextManager[None]:
         """Within, steps are samples of one batch to `TimeDistributed` layers, where gradients are linear: where one is
@@ -65,6 +66,11 @@ class Target:
         if source.kind == "input":
             return source.of(given[0])
         return tf.zeros((given[0].shape[0], *source.shape), given[0].dtype)
+
+    def walked_from(self, given: Sequence[tf.Tensor]) -> tf.Tensor:
+        """What a scan begins with, `(batch, *source)`: the windows, or what the inner layer gives."""
+        layer = _layer_of(self.model, self.facts.source)
+        return given[0] if layer is None else given_by_layer(self.model, layer, given[0])
 
     def at(self, given: Sequence[tf.Tensor], source: tf.Tensor) -> tf.Tensor:
         """The target `(batch, *target_shape)` with the source there."""
@@ -179,7 +185,7 @@ def shaped_call(facts: CallFacts, product: Product) -> CallFacts:
 
 
 def _scanned(facts: Any) -> Any:
-    """Without a scan, where there is none for such rows or such a source. Raises `Refused` where nothing serves."""
+    """Without a scan, where there is none for such rows. Raises `Refused` where nothing serves."""
     if facts.only_gradient and facts.rows_of in ("directions", "derivatives"):
         raise Refused(
             "sensitivity.product",
@@ -187,12 +193,9 @@ def _scanned(facts: Any) -> Any:
             allowed="jacobian, vjp, gradient_norm and attributions",
             remedy="ask for one of these, or save the model as .keras",
         )
-    unfit = None
-    if facts.source.kind != "input":
-        unfit = "it gives derivatives by the input alone"
-    elif facts.rows_of not in ("outputs", "vectors"):
-        unfit = "it gives first derivatives, row by row"
-    return facts if unfit is None else replace(facts, scan=None, no_scan=unfit)
+    if facts.rows_of in ("outputs", "vectors"):
+        return facts
+    return replace(facts, scan=None, no_scan="it gives first derivatives, row by row")
 
 
 def _run_once(
@@ -223,9 +226,9 @@ def _run_once(
         return selection.of(joined(heads(model, model(windows), of)))
 
     back = backward(model, target, shape, dtype, seen.operations)
-    scan, no_scan = (None, back.only_gradient) if back.only_gradient else _scan(model, shape, of, dtype, target_shape)
     source = source_named(model, wrt, zeros, given, packing)
     require_reached(model, source, target, zeros)
+    scan, no_scan = (None, back.only_gradient) if back.only_gradient else _scan(model, source, of, dtype, target_shape)
     facts = Jacobian().shaped(
         CallFacts(
             input_shape=shape,
@@ -278,11 +281,17 @@ def _require_lags(facts: CallFacts, output_steps: int) -> None:
         )
 
 
+def _layer_of(model: keras.Model, source: Source) -> keras.Layer | None:
+    """The inner layer that is a source."""
+    return layer_named(model, source.name, "sensitivity.wrt", also="") if source.kind == "layer" else None
+
+
 def _scan(
-    model: keras.Model, shape: tuple[int, ...], of: str, dtype: str, target_shape: tuple[int, ...]
+    model: keras.Model, source: Source, of: str, dtype: str, target_shape: tuple[int, ...]
 ) -> tuple[ScanFacts | None, str]:
     try:
-        return recurrence(model, shape, of, dtype).facts(target_shape), ""
+        found = recurrence(model, source.shape, of, dtype, _layer_of(model, source))
+        return found.facts(target_shape), ""
     except Unfit as reason:
         return None, str(reason)
     except Exception as error:  # whatever a user's layer raises when it is called out of its place

@@ -258,7 +258,7 @@ def kernel_memory(facts: CallFacts, setting: Setting) -> int:
 def _scan_numbers(facts: CallFacts, setting: Setting) -> int:
     if facts.scan is None:
         raise ValueError(f"no scan serves this model: {facts.no_scan}")
-    rows, steps = setting.outputs_per_call or facts.rows, facts.input_shape[0]
+    rows, steps = setting.outputs_per_call or facts.rows, facts.source.shape[0]
     features, summed = facts.source_size // steps, facts.rows_of == "vectors"
     return walks.numbers(facts.scan, facts.walk(rows), steps, features, rows, facts.lags, summed=summed)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -104,16 +104,25 @@ def _at_last(sequence: tf.Tensor) -> tf.Tensor:
 
 
 def recurrence(
-    model: keras.Model, input_shape: tuple[int, ...], of: str = "output", dtype: str = "float32"
+    model: keras.Model,
+    input_shape: tuple[int, ...],
+    of: str = "output",
+    dtype: str = "float32",
+    after: keras.Layer | None = None,
 ) -> Recurrence:
-    """The model on windows of that shape and dtype as one causal cell. Raises `Unfit`."""
+    """The model on windows of that shape and dtype as one causal cell. Raises `Unfit`.
+
+    after: a layer of it; then what comes after it, on what that gives in place of windows.
+    """
     function = function_of(model)
     if function is None:
         raise Unfit(f"model {model.name!r} is no graph of layers, but Python code")
     if len(input_shape) < 2:
-        raise Unfit("the model's input has no time axis")
+        raise Unfit("the model's input has no time axis" if after is None else f"{after.name!r} gives no sequence")
     graph = Graph()
     outputs = graph.add(function, [WINDOW])
+    if after is not None:
+        outputs = _cut_off(graph, outputs, after)
     packed = keras.tree.pack_sequence_as(function._outputs_struct, outputs)
     chosen = list(heads(model, packed, of).values())
     needed = needed_for(graph.calls, chosen)
@@ -132,6 +141,25 @@ def recurrence(
     widths = {value: int(np.prod(shape)) for value, shape in sort.shapes.items()}
     reached = tuple(value if value in chosen else None for value in outputs)
     return Recurrence(model, of, tuple(sort.calls), sort.cells, sort.last, tuple(sort.head), reached, widths, sort.work)
+
+
+def _cut_off(graph: Graph, outputs: list[int], after: keras.Layer) -> list[int]:
+    """Leave the graph with what comes after a layer, whose output is the window then; the numbers of its outputs."""
+    made = [call for call in graph.calls if call.operation is after]
+    if len(made) != 1 or len(made[0].outputs) != 1:
+        raise Unfit(f"layer {after.name!r} is not one call of the model's graph")
+    (cut,) = made[0].outputs
+    others = [call for call in graph.calls if call is not made[0]]
+    needed = needed_for(others, outputs)
+    if WINDOW in needed:
+        raise Unfit(f"the window reaches outputs past layer {after.name!r}")
+
+    def renumbered(values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(WINDOW if value == cut else value for value in values)
+
+    rest = [call for call in others if needed.intersection(call.outputs)]
+    graph.calls = [replace(call, inputs=renumbered(call.inputs)) for call in rest]
+    return list(renumbered(outputs))
 
 
 class _Sort:

@@ -144,6 +144,14 @@ def moved(model: keras.Model, source: Source, by: tf.Tensor) -> Iterator[None]:
         yield
 
 
+def given_by_layer(model: keras.Model, layer: keras.Layer, windows: tf.Tensor) -> tf.Tensor:
+    """What an inner layer gives; what comes after it is not computed, in a graph."""
+    found: list[Any] = []
+    with calls_wrapped([layer], _kept_in(found)):
+        model(windows)
+    return found[0]
+
+
 def with_output(model: keras.Model, of: str) -> keras.Model:
     """The model itself, or as far as its inner layer `of`: one that gives what that layer gives. Raises `Refused`."""
     names = list(getattr(model, "output_names", None) or [])

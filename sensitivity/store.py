@@ -266,10 +266,12 @@ def identity(job: Job, survey: Survey, facts: ModelFacts, model: dict[str, str],
 
 
 def _of_loss(job: Job, facts: ModelFacts) -> dict[str, Any]:
-    if facts.labels is None:
+    if facts.labels is None or facts.packing is None:
         return {}
-    series, scaling = job.series, job.series.label_scaling
+    series, scaling, chosen = job.series, job.series.label_scaling, facts.packing.selection
     return {
+        "sensitivity.output_steps": None if chosen.steps is None else list(chosen.steps),
+        "sensitivity.outputs": None if chosen.channels is None else list(chosen.channels),
         "sensitivity.loss": job.sensitivity.loss,
         "sensitivity.lead": list(facts.labels.offsets),
         "series.labels": list(series.labels or ()),

@@ -51,7 +51,7 @@ def build(target: Target, setting: Setting):
     rows = setting.outputs_per_call or facts.rows
 
     def scan(given: Given, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        passed = forward(model, given[0])
+        passed = forward(model, target.walked_from(given))
         prediction = facts.selection.of(model.read(passed.values))
         if facts.rows_of == "vectors":
             vectors = some(given[1], first, setting.outputs_per_call)
@@ -60,7 +60,7 @@ def build(target: Target, setting: Setting):
             block = _every_step(passed, first, rows, facts)
         else:
             block = _last_step(passed, facts, (first, rows))
-        shape = (setting.windows_per_call, rows, -1, *facts.input_shape[1:])
+        shape = (setting.windows_per_call, rows, -1, *facts.source.shape[1:])
         return tf.reshape(prediction, (-1, *facts.target_shape)), tf.reshape(block, shape)
 
     return scan

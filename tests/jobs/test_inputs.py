@@ -14,12 +14,13 @@ from keras import layers
 
 import sensitivity
 from jobs.describe import described
-from jobs.driver import How, run_job
+from jobs.driver import How, resume, run_job
 from jobs.prepare import prepare
 from sensitivity import query
 from sensitivity.errors import Refused
 from sensitivity.job import Job
 from sensitivity.loading import cast
+from sensitivity.store import Run
 from tests.conftest import worst
 
 STEPS, LENGTH, LEAD = 40, 5, 2
@@ -86,9 +87,22 @@ LOSS = {
 }
 
 
-def by_hand(panel: xr.Dataset, of_loss: bool) -> dict[tuple[str, np.datetime64], tuple[np.ndarray, np.ndarray, float]]:
+Expected = dict[tuple[str, np.datetime64], tuple[np.ndarray, np.ndarray, float]]
+
+
+@pytest.fixture(scope="module")
+def of_outputs(panel) -> Expected:
+    return by_hand(panel, of_loss=False)
+
+
+@pytest.fixture(scope="module")
+def of_loss(panel) -> Expected:
+    return by_hand(panel, of_loss=True)
+
+
+def by_hand(panel: xr.Dataset, of_loss: bool) -> Expected:
     """Of each window that is whole, by site and time: derivatives by the weather and by the site, and the loss."""
-    model, found = cast(net(), "float64"), {}
+    stamps, rows = [], []
     for site in AREA:
         own = panel.sel(site=site)
         weather = np.stack([own[name].values for name in ("rain", "heat")], 1)
@@ -98,15 +112,18 @@ def by_hand(panel: xr.Dataset, of_loss: bool) -> dict[tuple[str, np.datetime64],
             known = at < STEPS and np.isfinite(labels[at]).all()
             if not np.isfinite(window).all() or (of_loss and not known):
                 continue
-            given = [tf.constant(window[None]), tf.constant([[float(own["area"])]], tf.float64)]
-            with tf.GradientTape(persistent=True) as tape:
-                tape.watch(given)
-                outputs = model([(given[0] - MEAN[:2]) / STD[:2], (given[1] - MEAN[2]) / STD[2]])
-                if of_loss:
-                    outputs = own["trust"].values[at] * tf.reduce_mean((outputs - labels[at]) ** 2, 1, keepdims=True)
-            rows = [tape.batch_jacobian(outputs, each, experimental_use_pfor=False).numpy()[0] for each in given]
-            found[site, own["time"].values[last]] = (rows[0], rows[1], float(outputs[0, 0]))
-    return found
+            stamps.append((site, own["time"].values[last]))
+            beside = (labels[at], own["trust"].values[at]) if known else (np.zeros(2), 0.0)
+            rows.append((window, [float(own["area"])], *beside))
+    weather, area, labels, trust = (tf.constant(np.array(part, "float64")) for part in zip(*rows, strict=True))
+    model = cast(net(), "float64")
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([weather, area])
+        outputs = model([(weather - MEAN[:2]) / STD[:2], (area - MEAN[2]) / STD[2]])
+        if of_loss:
+            outputs = trust[:, None] * tf.reduce_mean((outputs - labels) ** 2, 1, keepdims=True)
+    found = [tape.batch_jacobian(outputs, each, experimental_use_pfor=False).numpy() for each in (weather, area)]
+    return {stamp: (found[0][i], found[1][i], float(outputs[i, 0])) for i, stamp in enumerate(stamps)}
 
 
 def require_all(dataset: xr.Dataset, expected: dict, which: int) -> None:
@@ -123,89 +140,98 @@ def require_all(dataset: xr.Dataset, expected: dict, which: int) -> None:
     assert worst(predicted, np.array([expected[stamps[number]][2] for number in places])) < CLOSE
 
 
-@pytest.mark.parametrize("series", ["panel.nc", "panel.csv"])
-@pytest.mark.parametrize(("wrt", "which", "lags"), [("weather", 0, [4, 3, 2, 1, 0]), ("site", 1, [0])])
-def test_by_one_input(folder, panel, wrt, which, lags, series):
-    run = run_job(job(folder, f"runs/{wrt}-{series[6:]}", series, wrt=wrt), How(serial=True)).run
+@pytest.mark.parametrize(
+    ("wrt", "series", "which", "lags"),
+    [("weather", "panel.nc", 0, [4, 3, 2, 1, 0]), ("site", "panel.csv", 1, [0])],
+)
+def test_by_one_input(folder, of_outputs, wrt, series, which, lags):
+    run = run_job(job(folder, f"runs/{wrt}", series, wrt=wrt), How(serial=True)).run
     found = sensitivity.open_run(run.place)
     assert found["feature"].values.tolist() == [["rain", "heat"], ["area"]][which]
     assert found["lag"].values.tolist() == lags
-    require_all(found, by_hand(panel, of_loss=False), which)
+    require_all(found, of_outputs, which)
 
 
-def test_by_all_inputs(folder, panel):
+def test_by_all_inputs(folder, of_outputs):
     """What is read at the last step alone has no derivative before."""
     run = run_job(job(folder, "runs/all"), How(serial=True)).run
     found = sensitivity.open_run(run.place)
     expected = {
-        stamp: (np.concatenate([weather, np.pad(site[:, None], ((0, 0), (LENGTH - 1, 0), (0, 0)))], -1), None, value)
-        for stamp, (weather, site, value) in by_hand(panel, of_loss=False).items()
+        stamp: (np.concatenate([weather, np.pad(site[:, None], ((0, 0), (LENGTH - 1, 0), (0, 0)))], -1), site, value)
+        for stamp, (weather, site, value) in of_outputs.items()
     }
     require_all(found, expected, 0)
 
 
-@pytest.mark.parametrize(("wrt", "which"), [("weather", 0), ("site", 1)])
-def test_of_a_loss(folder, panel, wrt, which):
-    asked = {"of": "loss", "loss": "mean_squared_error", "lead": LEAD, "wrt": wrt}
-    mine = job(folder, f"runs/loss-{wrt}", of_loss=LOSS, **asked)
+def test_a_loss_by_what_a_site_is(folder, of_loss):
+    mine = job(folder, "runs/site-loss", of_loss=LOSS, of="loss", loss="mean_squared_error", lead=LEAD, wrt="site")
     prepared = prepare(mine)
     assert "mean_squared_error of flow, level, weighted by trust" in described(prepared)
     assert prepared.audit is not None
     assert prepared.audit.difference_error is not None
     assert prepared.audit.difference_error < 1e-4
-    run = run_job(mine, How(serial=True)).run
-    found = sensitivity.open_run(run.place)
+    found = sensitivity.open_run(run_job(mine, How(serial=True)).run.place)
     assert found["output"].values.tolist() == ["loss"]
-    require_all(found, by_hand(panel, of_loss=True), which)
+    require_all(found, of_loss, 1)
     answer = query.importance(found).compute()
     assert np.isfinite(answer["importance"]).all()
 
 
-def test_a_lost_shard_of_a_loss_is_computed_again(folder, panel):
-    mine = job(folder, "runs/resumed", "panel.csv", LOSS, of="loss", loss="mse", lead=LEAD, wrt="weather")
-    run = run_job(mine, How(serial=True)).run
-    before = {file: file.read_bytes() for file in chunks(folder / "runs/resumed")}
-    (folder / "runs/resumed/commits/00000001.json").unlink()
-    again = run_job(mine, How(serial=True))
-    assert again.computed > 0
-    assert before == {file: file.read_bytes() for file in chunks(folder / "runs/resumed")}
-    require_all(sensitivity.open_run(run.place), by_hand(panel, of_loss=True), 0)
+ASKED = {"of": "loss", "loss": "mse", "wrt": "weather"}
+
+
+@pytest.fixture(scope="module")
+def by_weather(folder) -> Run:
+    """A loss's run, of a series that is copied into it."""
+    return run_job(job(folder, "runs/mine", "panel.csv", LOSS, lead=LEAD, **ASKED), How(serial=True)).run
+
+
+def test_a_loss_by_the_weather(by_weather, of_loss):
+    require_all(sensitivity.open_run(by_weather.place), of_loss, 0)
+
+
+def test_a_lost_shard_of_a_loss_is_computed_again(folder, by_weather):
+    before = {file: file.read_bytes() for file in chunks(folder / "runs/mine")}
+    (folder / "runs/mine/commits/00000001.json").unlink()
+    assert resume(folder / "runs/mine", How(serial=True)).computed > 0
+    assert before == {file: file.read_bytes() for file in chunks(folder / "runs/mine")}
 
 
 def chunks(path: Path) -> list[Path]:
     return sorted(file for file in (path / "results.zarr/jacobian").iterdir() if file.name.startswith("c."))
 
 
-def test_other_labels_are_another_job(folder):
-    asked = {"of": "loss", "loss": "mse", "wrt": "weather"}
-    run_job(job(folder, "runs/mine", of_loss=LOSS, lead=LEAD, **asked), How(serial=True))
-    with pytest.raises(Refused, match=r"sensitivity\.lead"):
-        run_job(job(folder, "runs/mine", of_loss=LOSS, lead=1, **asked), How(serial=True))
-    with pytest.raises(Refused, match=r"series\.weights"):
-        run_job(job(folder, "runs/mine", of_loss={**LOSS, "weights": None}, lead=LEAD, **asked), How(serial=True))
-    with pytest.raises(Refused, match=r"sensitivity\.of"):
-        run_job(job(folder, "runs/mine", wrt="weather"), How(serial=True))
+@pytest.mark.parametrize(
+    ("beside", "asked", "said"),
+    [
+        (LOSS, {"lead": 1, **ASKED}, r"sensitivity\.lead"),
+        ({**LOSS, "weights": None}, {"lead": LEAD, **ASKED}, r"series\.weights"),
+        ({**LOSS, "labels": ["level", "flow"]}, {"lead": LEAD, **ASKED}, r"series\.labels"),
+        (LOSS, {"lead": LEAD, **ASKED, "loss": "mae"}, r"sensitivity\.loss"),
+        ({**LOSS, "labels": ["flow"], "label_scaling": None}, {**ASKED, "outputs": [1]}, r"sensitivity\.outputs"),
+        (None, {"wrt": "weather"}, r"sensitivity\.of"),
+    ],
+)
+def test_other_labels_are_another_job(folder, by_weather, beside, asked, said):
+    with pytest.raises(Refused, match=said):
+        run_job(job(folder, "runs/mine", "panel.csv", beside, **asked), How(serial=True))
 
 
-@pytest.mark.parametrize("wrt", ["weather", "site"])
-def test_attributions_by_one_input(folder, panel, wrt):
+def test_attributions_by_one_input(folder, panel):
     """From the mean: the other input, and its scaling, stay."""
-    asked = {"product": "integrated_gradients", "baseline": "mean", "wrt": wrt}
-    run = run_job(job(folder, f"runs/attributed-{wrt}", **asked), How(serial=True)).run
+    asked = {"product": "integrated_gradients", "baseline": "mean", "wrt": "site"}
+    run = run_job(job(folder, "runs/attributed", **asked), How(serial=True)).run
     found = sensitivity.open_run(run.place)
     model, whole = cast(net(), "float64"), ~found["skipped"].values
     assert float(found["completeness_error"].max()) <= 0.01
     added = found["integrated_gradients"].sum(("lag", "feature"), min_count=1).values[whole, 0]
-    means = {name: float(panel[name].mean()) for name in ("rain", "heat")}
-    means["area"] = np.mean(list(AREA.values()))
     for number in np.flatnonzero(whole)[::9]:
         own = panel.sel(site=str(found["site"].values[number]))
         last = int(np.flatnonzero(own["time"].values == found["time"].values[number])[0])
         names = ("rain", "heat", "area")
         window = np.stack([np.broadcast_to(own[name].values, STEPS)[last - LENGTH + 1 : last + 1] for name in names], 1)
         base = window.copy()
-        own_columns = slice(0, 2) if wrt == "weather" else slice(2, 3)
-        base[:, own_columns] = [means[name] for name in names[own_columns]]
+        base[:, 2] = np.mean(list(AREA.values()))
         there, from_base = ((each - MEAN) / STD for each in (window, base))
         change = [model([each[None, :, :2], each[None, -1, 2:]]).numpy()[0] for each in (there, from_base)]
         place = int(whole[:number].sum())

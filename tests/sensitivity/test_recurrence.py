@@ -9,6 +9,7 @@ from keras import layers, ops
 
 from sensitivity.fitness import Unfit
 from sensitivity.recurrence import recurrence
+from sensitivity.sources import layer_named
 from tests.conftest import sequential
 
 SHAPE = (6, 3)
@@ -238,3 +239,43 @@ def test_stacked_cells_follow_one_another():
     (cells,) = found.cells.values()
     assert [type(cell).__name__ for cell in cells] == ["Gated", "AnyCell"]
     assert [cell.widths for cell in cells] == [(4, 4), (3,)]
+
+
+# ---- from an inner layer on ----------------------------------------------------------------------------
+
+
+def after(model: keras.Model, name: str, shape: tuple[int, ...] = SHAPE):
+    return recurrence(model, shape, after=layer_named(model, name, "wrt", also=""))
+
+
+def test_what_comes_after_a_layer_is_a_recurrence_of_its_own():
+    inner = sequential(SHAPE, layers.LSTM(4, return_sequences=True, name="first"), layers.Dense(5, name="embed"))
+    model = sequential(SHAPE, inner, layers.GRU(3, name="deep"), layers.Dense(2, name="out"))
+    found = after(model, "first", (6, 4))
+    assert [call.operation.name for call in found.calls] == ["embed", "deep"]
+    assert [call.operation.name for call in found.head] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "shape", "said"),
+    [
+        (
+            lambda: functional(
+                lambda x: layers.GRU(2)(layers.Concatenate()([x, layers.LSTM(4, name="it", return_sequences=True)(x)]))
+            ),
+            "it",
+            (6, 4),
+            "past layer 'it'",
+        ),
+        (lambda: sequential(SHAPE, layers.LSTM(4, name="it"), layers.Dense(2)), "it", (4,), "no sequence"),
+        (
+            lambda: sequential(SHAPE, layers.LSTM(4, name="it", return_sequences=True), layers.Flatten()),
+            "it",
+            (6, 4),
+            "no recurrent layer",
+        ),
+    ],
+)
+def test_a_layer_that_the_rest_does_not_begin_with(model, name, shape, said):
+    with pytest.raises(Unfit, match=said):
+        after(model(), name, shape)

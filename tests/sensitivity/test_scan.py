@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keras import layers, ops
 
+import sensitivity
 from sensitivity import walks
 from sensitivity.candidates import MOST_OPERATIONS, choose, families, halved
 from sensitivity.engine import Tuned
@@ -376,3 +377,42 @@ def test_outputs_are_halved_by_whole_steps():
     with pytest.raises(Refused, match="single window"):
         choose(SensitivitySection(), facts, small - 1, 1)
     assert choose(SensitivitySection(), replace(facts, smooth=False), 10**9, 1).lost
+
+
+# ---- by what an inner layer gives --------------------------------------------------------------------
+
+
+def nested() -> keras.Model:
+    inner = sequential(SHAPE, layers.LSTM(4, **SEQUENCE, name="inner"), layers.LayerNormalization())
+    return sequential(SHAPE, inner, layers.GRU(3, **SEQUENCE), layers.Dense(2, "tanh"))
+
+
+BEFORE = {
+    "the last step": lambda: sequential(
+        SHAPE, layers.LSTM(4, **SEQUENCE, name="inner"), layers.LSTM(3), layers.Dense(2)
+    ),
+    "every step": lambda: sequential(SHAPE, layers.Dense(4, "tanh", name="inner"), layers.GRU(3, **SEQUENCE)),
+    "nested": nested,
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_by_an_inner_layer_the_scan_begins_there(name):
+    model = BEFORE[name]()
+    windows = np.random.default_rng(6).standard_normal((3, *SHAPE)).astype("float32")
+    found, report = sensitivity.jacobian(model, windows, wrt="inner", kernel="scan", report=True)
+    tape = {"kernel": "batch_jacobian", "experimental_use_pfor": False}
+    exact = sensitivity.jacobian(cast(model, "float64"), windows, wrt="inner", **tape)
+    assert worst(found, exact) < 1e-5
+    expected = cast(model, "float64")(windows).numpy()
+    assert worst(report.beside["prediction"], expected) < 1e-5
+    vectors = np.random.default_rng(7).standard_normal((2, *expected.shape[1:]))
+    pulled = sensitivity.vjp(model, windows, vectors, wrt="inner", kernel="scan")
+    assert (
+        worst(pulled.reshape(3, 2, -1), np.einsum("vo,nos->nvs", vectors.reshape(2, -1), flat(exact, vectors))) < 1e-5
+    )
+
+
+def flat(jacobian: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """`(batch, output, source)`"""
+    return jacobian.reshape(len(jacobian), vectors[0].size, -1)
