@@ -55,6 +55,11 @@ def _plan(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "product", f"{product.name}: {product.long_name}"
     yield "chunk shape", f"{shape}  ({', '.join(('time', *product.dim_names))})"
     yield "to be stored", f"{human_bytes(plan.stored_bytes)} before compression, {plan.stored_bytes:,} bytes"
+    if "parameter" in product.dim_names:
+        size = product.size * plan.facts.itemsize
+        every = human_bytes(size * layout.windows)
+        yield "by weights", f"{human_bytes(size)} a window, {every} in all, for {plan.facts.source_size:,} parameters"
+        yield "", 'wrt = "weights:LAYER/kernel" stores fewer, product = "gradient_norm" one number for each weight'
     yield "workers", f"{workers.count} of {each}, {human_bytes(workers.memory)} each"
     timing = f", {human_bytes(plan.timing_bytes)} while kernels are timed" if plan.choice.trials else ""
     yield "projected memory", f"{human_bytes(plan.worker_bytes)} a worker{timing}"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .api import (
         expected_gradients,
         gradient_norm,
+        gram,
         hessian,
         hvp,
         integrated_gradients,
@@ -32,6 +33,7 @@ __all__ = [
     "Refused",
     "expected_gradients",
     "gradient_norm",
+    "gram",
     "hessian",
     "hvp",
     "integrated_gradients",

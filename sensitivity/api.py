@@ -20,6 +20,7 @@ from .products.directions import Directed
 from .products.expected_gradients import SAMPLES as BASELINES
 from .products.expected_gradients import ExpectedGradients
 from .products.gradient_norm import GradientNorm
+from .products.gram import Gram
 from .products.hessian import Hessian
 from .products.hvp import Hvp
 from .products.integrated_gradients import IntegratedGradients
@@ -86,7 +87,10 @@ def jacobian(
         that from 510 MB on all is. On a GPU it bounds the calls there too. None: half of what is available.
     of: "output", the name of one of several outputs, or of an inner layer; or "loss": of each window's own, the mean
         over its outputs, without the model's regularization.
-    wrt: "input", the name of one of several inputs, or of an inner layer: by what it gives, at all its steps and units.
+    wrt: "input"; the name of one of several inputs, or of an inner layer: by what it gives, at all of its steps and
+        units; or "weights", by all trainable weights in the model's order, or "weights:" and a layer
+        ("weights:lstm") or a pattern of names such as "weights:dense*/kernel". One weight keeps its shape in
+        `*source`, several are `(parameter,)`.
     labels: `(batch, …)`, as the loss takes them. sample_weight: `(batch)` or `(batch, output_step)`, of the loss.
     loss: what `keras.losses.get` takes, or a function (labels, outputs) → `(batch, …)`; None: what the model was
         compiled with.
@@ -189,11 +193,24 @@ def gradient_norm(
 ) -> Result:
     """‖∂ output / ∂ source‖₂ of each output: the quantity of input-gradient regularization.
 
-    Arguments as for `jacobian`. Returns `(batch, *target)`.
+    Arguments as for `jacobian`. Returns `(batch, *target)`; by weights `(batch, *target, weight)`, a norm for each.
     """
-    return computed(
-        _always(GradientNorm()), model, windows, memory, {**what, "product": GradientNorm.name}, report=report
-    )
+
+    def make(facts: CallFacts, source: np.ndarray) -> tuple[Product, Beside]:
+        return _nothing_beside(GradientNorm.of(facts))
+
+    return computed(make, model, windows, memory, {**what, "product": GradientNorm.name}, report=report)
+
+
+def gram(
+    model: keras.Model, windows: Any, memory: str | int | None = None, *, report: bool = False, **what: Unpack[What]
+) -> Result:
+    """J·Jᵀ of each window, of outputs by outputs: by weights, the empirical neural tangent kernel within it.
+
+    Arguments as for `jacobian`, without max_lag. Returns `(batch, *target, *target)`, in units of the output squared
+    per unit of the source squared.
+    """
+    return computed(_always(Gram()), model, windows, memory, {**what, "product": Gram.name}, report=report)
 
 
 def integrated_gradients(

@@ -9,6 +9,7 @@ PRODUCTS: dict[str, tuple[str, ...]] = {
     "hessian": (),
     "hvp": ("directions",),
     "gradient_norm": (),
+    "gram": (),
     "integrated_gradients": ("baseline", "steps"),
     "smooth_gradients": ("noise", "samples", "seed"),
     "expected_gradients": ("samples", "seed"),

@@ -267,7 +267,7 @@ def _difference_error(
     The median over samples: a kink of a ReLU between the two points spoils one sample, a wrong Jacobian all.
     """
     try:
-        facts = replace(target.facts, dtype="float64")
+        facts = replace(target.facts, dtype="float64", source=target.facts.source.alone)
         twin = replace(target, model=cast(target.model, "float64"), facts=facts)
         direction = seen.directions(_direction(target, samples, seed=1))
         given = [tf.constant(part, "float64") for part in (samples, *target.product.beside(facts, len(samples)))]

@@ -113,6 +113,8 @@ def why_no_xla(kernel: str, facts: CallFacts) -> str | None:
     """
     if facts.operations > MOST_OPERATIONS and kernel != "scan":  # which has loops of its own
         return f"{facts.operations:,} operations would take minutes to compile"
+    if facts.source.loops and len(facts.recurrent) > 1:
+        return "a recurrent loop within the loop over samples has shapes that it does not know"
     if _has_restored_loops(facts):
         return "a SavedModel's loops have shapes that it does not know"
     return None if facts.smooth else "the model's derivative has jumps, where another rounding shows"
@@ -176,6 +178,8 @@ def halved(setting: Setting, facts: CallFacts) -> Setting | None:
 
 def _half(outputs: int, setting: Setting, facts: CallFacts) -> int:
     """Half the outputs, 0 where there is no half; a scan takes those of whole steps."""
+    if facts.indivisible:
+        return 0
     of_steps = setting.kernel == "scan" and facts.scan and facts.rows_of == "outputs"
     unit = facts.scan.outputs or 1 if of_steps and facts.scan else 1
     return outputs // 2 // unit * unit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from .heads import Selection
 from .labels import Labels
 from .packing import Packing, part_of_json
 from .parts import Part, of_parts, put_in_parts
-from .variables import INPUT_DIMS, LAYER_DIMS, TARGET_DIMS, Dims, Variable, variables_of
+from .variables import INPUT_DIMS, LAYER_DIMS, TARGET_DIMS, WEIGHTS_DIMS, Dims, Variable, variables_of
 from .walks import ScanFacts, Walk, of_all_lags, of_last_lags
 from .windows import Gaps
 
@@ -21,20 +21,36 @@ if TYPE_CHECKING:
     from .survey import Survey
 
 RowsOf = Literal["outputs", "vectors", "directions", "derivatives"]
+Way = Literal["together", "side by side", "one by one"]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A model's weight: `layer/variable`, and its own shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Source:
-    """What is differentiated by: a window ("input"), or what a layer gives ("layer").
+    """What is differentiated by: a window ("input"), what a layer gives ("layer"), or weights ("weights").
 
-    name: as it was asked for. shape: of one window's, without the batch axis. parts: of an input that is a part of the
-    window, where it is: see `of_parts`.
+    name: as it was asked for. shape: of one window's, without the batch axis; of several weights `(parameter,)`.
+    parts: of an input that is a part of the window, where it is: see `of_parts`. weights: one after another. way: how
+    samples get weights of their own: all at once by layers that know how, by pfor over samples, or by a loop.
     """
 
-    kind: Literal["input", "layer"]
+    kind: Literal["input", "layer", "weights"]
     name: str
     shape: tuple[int, ...]
     parts: tuple[Part, ...] = ()
+    weights: tuple[Weight, ...] = ()
+    way: Way | None = None
 
     @property
     def size(self) -> int:
@@ -47,6 +63,28 @@ class Source:
     def put(self, windows: Any, values: Any) -> Any:
         """The windows with `values` `(batch, *shape)` there."""
         return put_in_parts(windows, self.parts, values)
+
+    @property
+    def alone(self) -> Source:
+        """The same in the plainest way, one sample after the other, to be compared with."""
+        return self if self.way is None else replace(self, way="one by one")
+
+    @property
+    def loops(self) -> tuple[tuple[int, int], ...]:
+        """As recurrent layers of no units: the loop over samples."""
+        return ((1, 0),) if self.way == "one by one" else ()
+
+    @property
+    def parameters(self) -> Iterator[str]:
+        """Names of all numbers of the weights: `lstm/kernel[0,3]`."""
+        for weight in self.weights:
+            yield from (f"{weight.name}[{','.join(map(str, place))}]" for place in np.ndindex(weight.shape))
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Source:
+        weights = tuple(Weight(one["name"], tuple(one["shape"])) for one in content.get("weights", ()))
+        parts = tuple(map(part_of_json, content.get("parts", ())))
+        return cls(**{**content, "shape": tuple(content["shape"]), "parts": parts, "weights": weights})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +107,7 @@ class CallFacts:
     A product is made of `rows`: the numbers that are differentiated, each of which gives a derivative of `row_shape`.
     rows_of: the target's own numbers are rows; or their sums, weighted by vectors; or directions, whose derivatives
     are of the target's shape; or derivatives, which are differentiated once more. group: rows that one call may share.
-    points: how often a window is differentiated, about.
+    points: how often a window is differentiated, about. indivisible: a call takes all rows of its windows.
     """
 
     input_shape: tuple[int, ...]
@@ -92,6 +130,7 @@ class CallFacts:
     group: int = 0
     block_shape: tuple[int, ...] = ()
     points: int = 1
+    indivisible: bool = False
     only_gradient: str = ""
     together: int | None = None
     linear: bool = True
@@ -199,6 +238,8 @@ class ModelFacts(CallFacts):
             flat = self.length if self.source.size == self.length * self.features else 1
             lags = self.lags if len(self.source.shape) > 1 else flat
             return tuple(zip(INPUT_DIMS, (lags, self.kept_size // lags), strict=True))
+        if self.source.kind == "weights":
+            return tuple(zip(WEIGHTS_DIMS, (self.source_size,), strict=True))
         steps = self.lags if len(self.source.shape) > 1 else 1
         return tuple(zip(LAYER_DIMS, (steps, self.kept_size // steps), strict=True))
 
@@ -218,8 +259,7 @@ class ModelFacts(CallFacts):
         lists["lost"] = tuple(content.get("lost", ()))
         lists["recurrent"] = tuple(map(tuple, content["recurrent"]))
         chosen = {name: None if part is None else tuple(part) for name, part in content["selection"].items()}
-        parts = tuple(map(part_of_json, content["source"].get("parts", ())))
-        source = Source(**{**content["source"], "shape": tuple(content["source"]["shape"]), "parts": parts})
+        source = Source.from_json(content["source"])
         known = {part.name for part in fields(ScanFacts)} == set(content["scan"] or ())
         scan = ScanFacts(**content["scan"]) if known else None
         if content["scan"] and not known:

@@ -35,6 +35,7 @@ from .sections import parse_bytes
 from .setting import Choice, Setting
 from .sources import INPUT
 from .tuning import BUILD_BYTES, Room, tune
+from .weights import meant
 
 BESIDE = ("labels", "loss", "sample_weight")  # of what is asked, what is given by window or as an object
 Beside = Callable[[slice], Arrays]
@@ -108,7 +109,7 @@ def computed(
         product = target.product
         copied = 0 if isinstance(windows, np.ndarray) and np.may_share_memory(source, windows) else source.nbytes
         budget = _Budget(given, baseline, copied, _result_bytes(target.facts, len(source)), product.name)
-        key = (source.shape[1:], str(source.dtype), wanted, packing, product, target.facts.rows)
+        key = (source.shape[1:], str(source.dtype), wanted, packing, product, target.facts.rows, target.facts.source)
         reused = _reused(store.kernels.get(key, {}), source, wanted, budget) if len(source) else None
         state = State.of(model, source)
         if reused is not None and not store.is_right(key, reused[1], source, state):
@@ -176,7 +177,7 @@ def _described(
 ) -> CallFacts:
     """What is known of the model before any product; the first time it is proved to have derivatives of each window."""
     of, wrt, dtype = wanted.of, wanted.wrt, str(source.dtype)
-    key = (source.shape[1:], of, wrt, *wanted.selection.values(), packing, dtype)
+    key = (source.shape[1:], of, wrt, *meant(model, wrt), *wanted.selection.values(), packing, dtype)
     facts = store.facts.get(key)
     if facts is None:
         require_stateless(model)

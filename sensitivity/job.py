@@ -37,9 +37,10 @@ _SLICE = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?(:([1-9]\d{0,17})?)?")
 class SensitivitySection(Section):
     """d(of) / d(wrt), and how to compute it.
 
-    of: "output", one of several outputs, an inner layer by name, or "loss". wrt: "input", one of several inputs, or an
-    inner layer by name. loss: a name that `keras.losses.get` takes, or its table of class_name and config; of labels
-    whose last one is `lead` steps after the window's last step.
+    of: "output", one of several outputs, an inner layer by name, or "loss". wrt: "input", one of several inputs, an
+    inner layer by name, "weights", or "weights:" and a layer or a pattern of their names. loss: a name that
+    `keras.losses.get` takes, or its table of class_name and config; of labels whose last one is `lead` steps after the
+    window's last step.
     product: what of the derivative; its own keys are in `asked.PRODUCTS`.
     output_steps, outputs: only of these steps (numbers, or a slice as text) and channels (names or numbers); None: of
     all. max_lag: only of lags up to it; None: of all.

@@ -21,7 +21,7 @@ import numpy as np
 from .addresses import local_folder, place_of
 from .errors import Refused, gist
 from .layers import keras, leaf_layers
-from .packing import LossOf, Unpacked, rewrapped
+from .packing import Wrapper, rewrapped
 from .precision import default_policy, half_policies, note
 from .saved_models import SavedModel, load_saved_model
 from .sections import ModelSection
@@ -141,7 +141,7 @@ def _import(module: str, directory: str) -> ModuleType:
 
 def cast(model: keras.Model, dtype: str) -> keras.Model:
     """The same model computing in `dtype`: itself where it already does, else rebuilt from its configuration."""
-    if isinstance(model, (Unpacked, LossOf)):
+    if isinstance(model, Wrapper):
         return rewrapped(model, lambda inner: cast(inner, dtype))
     if isinstance(model, SavedModel):
         return _in_its_own(model, dtype)

@@ -31,6 +31,7 @@ from .survey import Survey
 from .tracing import traced
 from .variables import PREDICTION, Variable
 from .walks import ScanFacts
+from .weights import is_weights, weights_named, with_own_weights
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Target:
         return self.facts.selection.of(joined(heads(self.model, self.model(windows), self.of)))
 
     def start(self, given: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Where the source is: an input itself; of an inner layer, how far it is moved from what it gives: 0."""
+        """Where the source is: an input itself; else how far a layer's output, or weights, are moved: 0."""
         source = self.facts.source
         if source.kind == "input":
             return source.of(given[0])
@@ -76,6 +77,12 @@ class Target:
         """The target `(batch, *target_shape)` with the source there."""
         if self.facts.source.kind == "input":
             prediction = self(self.facts.source.put(given[0], source))
+        elif self.facts.source.kind == "weights":
+            facts = self.facts
+            order = 2 if facts.rows_of == "derivatives" else 1
+            prediction = with_own_weights(
+                self.model, facts.source, self, given[0], source, shape=facts.target_shape, order=order
+            )
         else:
             with moved(self.model, self.facts.source, source):
                 prediction = self(given[0])
@@ -226,8 +233,11 @@ def _run_once(
         return selection.of(joined(heads(model, model(windows), of)))
 
     back = backward(model, target, shape, dtype, seen.operations)
-    source = source_named(model, wrt, zeros, given, packing)
-    require_reached(model, source, target, zeros)
+    if is_weights(wrt):
+        source = weights_named(model, wrt, target, zeros)
+    else:
+        source = source_named(model, wrt, zeros, given, packing)
+        require_reached(model, source, target, zeros)
     scan, no_scan = (None, back.only_gradient) if back.only_gradient else _scan(model, source, of, dtype, target_shape)
     facts = Jacobian().shaped(
         CallFacts(
@@ -240,7 +250,7 @@ def _run_once(
             selection=selection,
             parameters=model.count_params(),
             activations=seen.activations,
-            recurrent=seen.recurrent,
+            recurrent=(*seen.recurrent, *source.loops),
             smooth=seen.smooth,
             operations=len(seen.operations),
             dtype=dtype,
@@ -289,6 +299,8 @@ def _layer_of(model: keras.Model, source: Source) -> keras.Layer | None:
 def _scan(
     model: keras.Model, source: Source, of: str, dtype: str, target_shape: tuple[int, ...]
 ) -> tuple[ScanFacts | None, str]:
+    if source.kind == "weights":
+        return None, "it gives derivatives by the input, or by what a layer gives"
     try:
         found = recurrence(model, source.shape, of, dtype, _layer_of(model, source))
         return found.facts(target_shape), ""

@@ -75,12 +75,24 @@ def _part(content: dict[str, Any] | None) -> Part | None:
     return None if content is None else part_of_json(content)
 
 
-class Unpacked(keras.Model):
+class Wrapper(keras.Model):
+    """A model around another one, which it calls."""
+
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__(name=model.name, autocast=False)
+        self.inner = model
+
+    def around(self, model: keras.Model) -> keras.Model:
+        """The same around another model."""
+        raise NotImplementedError
+
+
+class Unpacked(Wrapper):
     """A model of several inputs that takes them as parts of a window."""
 
     def __init__(self, model: keras.Model, packing: Packing) -> None:
-        super().__init__(name=model.name, autocast=False)
-        self.inner, self.packing = model, packing
+        super().__init__(model)
+        self.packing = packing
 
     @property
     def output_names(self) -> list[str]:
@@ -94,21 +106,19 @@ class Unpacked(keras.Model):
         return self.inner(parts if self.packing.by_name else list(parts.values()))
 
     def around(self, model: keras.Model) -> keras.Model:
-        """The same around another model."""
         return Unpacked(model, self.packing)
 
 
-class LossOf(keras.Model):
+class LossOf(Wrapper):
     """The loss of each window's outputs `(batch)`: the mean over output steps and outputs. A batch's is the mean of
     them.
     """
 
     def __init__(self, model: keras.Model, packing: Packing) -> None:
-        super().__init__(name=model.name, autocast=False)
+        super().__init__(model)
         if packing.labels is None:
             raise ValueError("a loss has labels")
-        self.inner, self.packing, self._each = model, packing, loss_named(packing.loss)
-        self._labels = packing.labels
+        self.packing, self._labels, self._each = packing, packing.labels, loss_named(packing.loss)
 
     @property
     def output_names(self) -> list[str]:
@@ -142,14 +152,12 @@ class LossOf(keras.Model):
 
 def rewrapped(model: keras.Model, other: Callable[[keras.Model], keras.Model]) -> keras.Model:
     """What is made of a model, with what is wrapped around it around that."""
-    if isinstance(model, (Unpacked, LossOf)):
-        return model.around(rewrapped(model.inner, other))
-    return other(model)
+    return model.around(rewrapped(model.inner, other)) if isinstance(model, Wrapper) else other(model)
 
 
 def innermost(model: keras.Model) -> keras.Model:
     """The model that others are wrapped around."""
-    return innermost(model.inner) if isinstance(model, (Unpacked, LossOf)) else model
+    return innermost(model.inner) if isinstance(model, Wrapper) else model
 
 
 def steps_taken(model: keras.Model, shape: tuple[int, ...]) -> int:
@@ -158,7 +166,7 @@ def steps_taken(model: keras.Model, shape: tuple[int, ...]) -> int:
         return steps_taken(model.inner, shape if model.packing.window is None else model.packing.window.shape)
     if isinstance(model, Unpacked):
         return max((part.shape[0] for part in model.packing.inputs if len(part.shape) > 1), default=1)
-    return shape[0]
+    return steps_taken(model.inner, shape) if isinstance(model, Wrapper) else shape[0]
 
 
 def loss_named(given: Any) -> Callable[[Any, Any], Any]:

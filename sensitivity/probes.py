@@ -173,6 +173,9 @@ class Probe:
         expected = np.concatenate(parts)
         if target.product.is_linear:
             return cls(facts, vectors, seen.steps(expected))
+        along = target.product.pushed(expected)
+        if along is not None:
+            return cls(facts, vectors, jvp(target, shaped, along))
         return cls(facts, vectors, target.product.finished(target, [shaped], tf.constant(expected[:, None])).numpy())
 
     def error(self, derived: np.ndarray) -> float:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from .errors import Refused
 from .facts import Source
 from .layers import as_graph, calls_wrapped, function_of, input_names, keras, leaf_layers
-from .packing import Packing
+from .packing import Packing, Wrapper
 from .parts import Part, of_parts
 
 INPUT = "input"
@@ -27,7 +27,7 @@ def source_named(
     if parts is not None:
         return Source("input", wrt, tuple(of_parts(zeros, parts).shape[1:]), parts)
     inputs = [f'"{part.name}"' for part in packing.inputs] if packing else []
-    layer = layer_named(model, wrt, "sensitivity.wrt", also=", ".join(inputs or [f'"{INPUT}"']))
+    layer = layer_named(model, wrt, "sensitivity.wrt", also=", ".join([*(inputs or [f'"{INPUT}"']), '"weights"']))
     found: list[Any] = []
     with calls_wrapped([layer], _kept_in(found)):
         graph = as_graph(lambda windows: model(windows)).get_concrete_function(zeros).graph
@@ -170,16 +170,19 @@ def _is_called_once(layer: keras.Layer) -> bool:
     return len(layer._inbound_nodes) == 1
 
 
-class _UpTo(keras.Model):
+class _UpTo(Wrapper):
     """A model that gives what one of its inner layers gives, wherever that is called from."""
 
     def __init__(self, model: keras.Model, layer: keras.Layer) -> None:
-        super().__init__(name=model.name, autocast=False)
-        self._model, self._layer = model, layer
+        super().__init__(model)
+        self._layer = layer
 
     def call(self, windows: Any) -> dict[str, Any]:
         found: list[Any] = []
         with calls_wrapped([self._layer], _kept_in(found)):
-            self._model(windows)
+            self.inner(windows)
         _require_one_tensor(self._layer, "sensitivity.of", found, getattr(windows, "graph", None))
         return {self._layer.name: found[0]}
+
+    def around(self, model: keras.Model) -> keras.Model:
+        return _UpTo(model, layer_named(model, self._layer.name, "sensitivity.of", also='"output"'))

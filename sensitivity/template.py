@@ -77,6 +77,7 @@ def _label(dim: str, size: int, survey: Survey, facts: ModelFacts, product: Prod
         "source_step": (np.arange(size), {"long_name": f"step of what layer {facts.source.name} gives"}),
         "unit": (np.array([f"{facts.source.name}_{unit}" for unit in range(size)], object),),
         "sample": (np.arange(size),),
+        "parameter": (np.array(list(facts.source.parameters) if dim.startswith("parameter") else (), object),),
     }
     known.update({name: (np.array(labels, object),) for name, labels in product.labels().items()})
     return dim, *known[dim.removesuffix("_2")]

@@ -11,6 +11,7 @@ Dims = tuple[tuple[str, int], ...]
 TARGET_DIMS = ("output_step", "output")
 INPUT_DIMS = ("lag", "feature")
 LAYER_DIMS = ("source_step", "unit")
+WEIGHTS_DIMS = ("parameter",)
 OF_INPUT = "derivative of the output with respect to the input, per unit of the series' features"
 PREDICTION = "output of the model"
 

@@ -12,6 +12,8 @@ from .rows import side_by_side
 
 
 def why_not(facts: CallFacts, *, pfor: bool, xla: bool) -> str | None:
+    if pfor and facts.source.loops:
+        return "pfor cannot pass the loop over samples with weights of their own"
     if facts.recurrent and pfor and facts.rows_of in ("directions", "derivatives"):
         return "pfor cannot pass a recurrent loop twice"
     if facts.recurrent and pfor and xla:

@@ -113,6 +113,12 @@ TERMS = {
         "moves {outputs} most",
         per=" per unit of what it is by",
     ),
+    "gram": Terms(
+        *("inner product of gradients", "J·Jᵀ", "inner product of gradients"),
+        "the inner product of an output's gradient and another's: by how much they move together",
+        _MOVES,
+        per=" squared per squared unit of what it is by",
+    ),
 }
 # Of a picture: its title for derivatives by the input, and for all else.
 HEADINGS = {

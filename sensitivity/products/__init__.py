@@ -9,6 +9,7 @@ import numpy as np
 from ..job import SensitivitySection
 from .expected_gradients import ExpectedGradients
 from .gradient_norm import GradientNorm
+from .gram import Gram
 from .hessian import Hessian
 from .hvp import Hvp
 from .integrated_gradients import IntegratedGradients
@@ -31,6 +32,7 @@ PRODUCTS: dict[str, type[Product]] = {
         Hessian,
         Hvp,
         GradientNorm,
+        Gram,
         IntegratedGradients,
         SmoothGradients,
         ExpectedGradients,

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Jacobian(Product):
     name: ClassVar[str] = "jacobian"
-    long_name: ClassVar[str] = "derivative of the output with respect to what a layer gives"
+    long_name: ClassVar[str] = "derivative of the output with respect to"
 
     def shaped(self, facts: CallFacts) -> CallFacts:
         return by_outputs(facts, self.name, facts.kept_shape)
 
     def variables(self, target: Dims, source: Dims) -> tuple[Variable, ...]:
-        by_input = source[0][0] == "lag"
-        return (Variable(self.name, (*target, *source), OF_INPUT if by_input else self.long_name),)
+        by = {"parameter": "the model's weights"}.get(source[0][0], "what a layer gives")
+        said = OF_INPUT if source[0][0] == "lag" else f"{self.long_name} {by}"
+        return (Variable(self.name, (*target, *source), said),)
 
     def rows(
         self, target: Target, given: Given, source: tf.Tensor, first: tf.Tensor, count: int | None

@@ -95,6 +95,10 @@ class Product:
         """Derivatives of some rows `(batch, rows, *source)` as they leave the graph: `(batch, rows, *row_shape)`."""
         return newest(block, target.facts)
 
+    def pushed(self, pulled: np.ndarray) -> np.ndarray | None:
+        """A row's derivative `(batch, *source)` as the Jacobian is multiplied by it; None where it is not."""
+        return None
+
     # ---- in NumPy ----------------------------------------------------------------------------------
 
     def computed(self, engine: Tuned, fetch: Fetch, count: int) -> Iterator[Found]:

@@ -31,7 +31,7 @@ ASIDE = {"output_step": "predicted_step", "output": "predicted_output"}  # of pr
 @dataclass(frozen=True)
 class Product:
     """Dims of a product: `targets` in place of output_step and output, one `sources` after the other, then `along`.
-    scaled: it is per unit of its sources.
+    scaled: it is per unit of its sources. Along weights is only what is by weights.
     """
 
     targets: tuple[tuple[str, ...], tuple[str, ...]] = (("output_step",), ("output",))
@@ -49,7 +49,8 @@ PRODUCTS = {
     "jvp": Product(sources=0, along=("direction",)),
     "hessian": Product(sources=2),
     "hvp": Product((("output_step",), ("output", "direction"))),
-    "gradient_norm": Product(sources=0),
+    "gradient_norm": Product(sources=0, along=("weight",)),
+    "gram": Product(sources=0, along=("output_step_2", "output_2")),
 }
 
 
@@ -79,9 +80,16 @@ class Roles:
         return self.own[CELL.index(role)]
 
     def require(self, name: str, only: str) -> None:
-        """Refuse a statistic that is `only` of "derivatives" by the input, or of "lags", for what is neither."""
-        if (only == "derivatives" and not self.plain) or (only == "lags" and self.of("lag") != ("lag",)):
-            what = {"derivatives": "derivatives of outputs by the input", "lags": "a product with lags"}[only]
+        """Refuse a statistic that is `only` of "derivatives" by the input, of "rows", by whatever they are, or of
+        "lags", for what is none of these.
+        """
+        fits = {"derivatives": self.plain, "rows": self.product == JACOBIAN, "lags": self.of("lag") == ("lag",)}
+        if only and not fits[only]:
+            what = {
+                "derivatives": "derivatives of outputs by the input",
+                "rows": "derivatives of outputs",
+                "lags": "a product with lags",
+            }[only]
             raise Refused(
                 "statistic",
                 given=f"{name} of {self}",
@@ -119,7 +127,8 @@ def own_dims(of: Product, names: set[str]) -> tuple[tuple[str, ...], ...]:
     """For each of `CELL`, of a dataset with these `names`: several of a second source are one with the first's."""
     source = next((dims for dims in SOURCES[1:] if {*dims} & names), INPUT) if of.sources else ()
     second = tuple(f"{dim}_2" for dim in source) if of.sources > 1 else ()
-    return (*of.targets, source[:-1], (*source[-1:], *second, *of.along))
+    along = tuple(dim for dim in of.along if dim != "weight" or dim in names)
+    return (*of.targets, source[:-1], (*source[-1:], *second, *along))
 
 
 def scale_of(dataset: xr.Dataset) -> xr.DataArray | None:

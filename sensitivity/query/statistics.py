@@ -28,7 +28,7 @@ ROUNDING = 1e-12  # of sums of squares in float64, relative
 class Statistic:
     """needs: names of sums. finish: makes its variables of them. sure: variables that sampling leaves as they are, or
     of which it cannot say; ending: of the names of all others. sides: of a difference, a dimension of the sums and two
-    places in it. only: of "derivatives" by the input, or of what has "lags".
+    places in it. only: as `Roles.require` has it.
     """
 
     name: str

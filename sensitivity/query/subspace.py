@@ -24,7 +24,8 @@ def active_subspace(components: int = COMPONENTS) -> Statistic:
 
     `eigenvalue` `(…, component)`, falling, in squared units of the output; `share` of their sum; `gap` to the next one;
     `eigenvector` `(…, component, lag, feature)` of length 1, its largest entry positive, in standard deviations of the
-    features; `activity` `(…, lag, feature)`: Σ eigenvalue · eigenvector² over these components.
+    features; `activity` `(…, lag, feature)`: Σ eigenvalue · eigenvector² over these components. By weights, whose
+    E[∇f ∇fᵀ] is the empirical Fisher matrix of f, and by layers, of theirs, as they are.
     """
     if components < 1:
         raise Refused("components", given=components, allowed="1 or more", remedy="leave it out for 10")
@@ -33,16 +34,18 @@ def active_subspace(components: int = COMPONENTS) -> Statistic:
         ("products", "complete"),
         partial(_finish, components=components),
         ("count", "eigenvector"),
-        only="derivatives",
+        only="rows",
     )
 
 
 def _finish(sums: xr.Dataset, components: int) -> xr.Dataset:
     matrix, count = sums["products"], sums["complete"]
     front = tuple(dim for dim in matrix.dims if dim not in (*SOURCE, *OTHER))
-    std = sums["input_std"].broadcast_like(sums["products"].isel(dict.fromkeys(OTHER, 0)), exclude=front)
-    scale = std.transpose(..., *SOURCE).values.reshape(-1)
     lags, features = sums.sizes["lag"], sums.sizes["feature"]
+    scale = np.ones(lags * features)
+    if "input_std" in sums:
+        std = sums["input_std"].broadcast_like(sums["products"].isel(dict.fromkeys(OTHER, 0)), exclude=front)
+        scale = std.transpose(..., *SOURCE).values.reshape(-1)
     values = matrix.transpose(*front, *SOURCE, *OTHER).values.reshape(*count.shape, lags * features, lags * features)
     values = values * scale[:, None] * scale
     kept = min(components, lags * features)

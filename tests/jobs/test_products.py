@@ -37,6 +37,7 @@ ASKED = {
     "hessian": {},
     "hvp": {},
     "gradient_norm": {},
+    "gram": {},
     "integrated_gradients": {"baseline": "mean"},
     "smooth_gradients": {"samples": 4, "seed": 3},
     "expected_gradients": {"samples": 5},
@@ -133,6 +134,8 @@ def expected(exact: Exact, product: str, found: xr.Dataset) -> np.ndarray | None
         return rows.sum(2)[:, None, :, ::-1]
     if product == "gradient_norm":
         return np.sqrt((rows**2).sum((-1, -2)))[:, None]
+    if product == "gram":
+        return np.einsum("nolf,nplf->nop", rows, rows)[:, None, :, None]
     if product == "smooth_gradients":
         noise = found["noise"].values * STD
         return np.mean([exact.jacobian(windows + one) for one in noise], 0)[:, None]

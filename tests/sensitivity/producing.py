@@ -16,6 +16,7 @@ LABELS = {
     "direction": ["up", "wet", "old"],
     "source_step": [0, 1, 2],
     "unit": ["lstm_0", "lstm_1"],
+    "weight": ["dense/kernel", "dense/bias"],
     "parameter": ["dense/kernel[0,0]", "dense/kernel[1,0]", "dense/bias[0]"],
 }
 STDS = np.array([1.0, 2.0, 0.5])
@@ -37,6 +38,8 @@ DIMS: dict[tuple[str, str], tuple[str, ...]] = {
     ("smooth_gradients", "input"): (*TARGET, *SOURCES["input"]),
     ("jvp", "input"): (*TARGET, "direction"),
     ("gradient_norm", "input"): TARGET,
+    ("gram", "input"): _second(TARGET),
+    ("gradient_norm", "weights"): (*TARGET, "weight"),
 }
 
 

@@ -58,6 +58,8 @@ CHAIN = [
         "recurrence",
         "backward",
         "declared",
+        "weighed",
+        "weights",
         "model",
         "setting",
         "plan",

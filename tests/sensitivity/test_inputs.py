@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import keras
 import numpy as np
@@ -64,11 +65,11 @@ class Exact:
             found = self.call(given, windows)
         return tape.batch_jacobian(found, given, experimental_use_pfor=False).numpy()
 
-    @property
+    @cached_property
     def by_source(self) -> np.ndarray:
         return self.jacobian(self.given)
 
-    @property
+    @cached_property
     def hessian(self) -> np.ndarray:
         """By central differences of gradients: `(batch, output, size, size)`."""
         count, size = len(self.given), self.given[0].size

@@ -144,6 +144,13 @@ def test_jvp(reference):
     assert worst(found, np.einsum("n...lf,klf->n...k", reference.by_input, directions)) < CLOSE
 
 
+def test_gram(reference):
+    found = sensitivity.gram(reference.model, WINDOWS)
+    assert found.shape == (5, *reference.target, *reference.target)
+    rows = reference.by_input.reshape(5, -1, 12)
+    assert worst(found.reshape(5, *[rows.shape[1]] * 2), rows @ rows.swapaxes(1, 2)) < CLOSE
+
+
 def test_gradient_norm(reference):
     found = sensitivity.gradient_norm(reference.model, WINDOWS)
     assert worst(found, np.sqrt((reference.by_input**2).sum((-1, -2)))) < CLOSE

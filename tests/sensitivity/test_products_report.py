@@ -29,6 +29,7 @@ NOUNS = {
     "hessian": "second derivative",
     "hvp": "Hessian-vector product",
     "gradient_norm": "gradient norm",
+    "gram": "inner product of gradients",
 }
 
 
