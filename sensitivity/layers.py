@@ -68,6 +68,29 @@ def calls_wrapped(layers: list[keras.Layer], wrap: Callable[[keras.Layer, Any], 
 
 
 @contextlib.contextmanager
+def moments_exact() -> Iterator[None]:
+    """Within, `tf.nn.moments`, which layers normalize by, has second derivatives.
+
+    TensorFlow's own holds the mean constant in the variance: its first derivative is right, since that by the mean is
+    zero, and its second is not.
+    """
+    with _ONE_AT_A_TIME:
+        before = tf.nn.moments
+        try:
+            tf.nn.moments = _moments
+            yield
+        finally:
+            tf.nn.moments = before
+
+
+def _moments(x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None) -> Any:
+    """Mean and variance along axes, as `tf.nn.moments` has them."""
+    mean = tf.reduce_mean(x, axes, keepdims=True)
+    variance = tf.reduce_mean(tf.math.squared_difference(x, mean), axes, keepdims=keepdims)
+    return mean if keepdims else tf.reshape(mean, tf.shape(variance)), variance
+
+
+@contextlib.contextmanager
 def steps_folded(model: keras.Model) -> Iterator[None]:
     """Within, `TimeDistributed` layers take all steps at once, as samples of one step, where shapes are static.
 

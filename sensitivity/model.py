@@ -19,7 +19,7 @@ from .fitness import Unfit
 from .heads import heads, joined, labels, require_batched, require_floating, select, steps_and_channels
 from .job import Job
 from .labels import labels_of
-from .layers import keras, steps_folded
+from .layers import keras, moments_exact, steps_folded
 from .packing import LOSS, Packing
 from .precision import said
 from .products.jacobian import Jacobian
@@ -75,6 +75,10 @@ class Target:
 
     def at(self, given: Sequence[tf.Tensor], source: tf.Tensor) -> tf.Tensor:
         """The target `(batch, *target_shape)` with the source there."""
+        with moments_exact() if self.facts.rows_of == "derivatives" else contextlib.nullcontext():
+            return self._at(given, source)
+
+    def _at(self, given: Sequence[tf.Tensor], source: tf.Tensor) -> tf.Tensor:
         if self.facts.source.kind == "input":
             prediction = self(self.facts.source.put(given[0], source))
         elif self.facts.source.kind == "weights":

@@ -335,6 +335,18 @@ def test_a_layer_of_another_branch_is_no_silent_zero_either():
         sensitivity.jacobian(two_outputs(), WINDOWS, of="flow", wrt="snow")
 
 
+def test_a_variance_has_second_derivatives():
+    """Those of `tf.nn.moments` hold the mean constant, and nested tapes with it: here are central differences."""
+    model = sequential(
+        (6, 2), layers.Flatten(), layers.Dense(5, name="inner"), layers.LayerNormalization(), layers.Dense(1)
+    )
+    reference = Reference(model)
+    assert worst(sensitivity.hessian(model, WINDOWS), reference.hessian) < CLOSE
+    direction = RANDOM.standard_normal((1, 6, 2))
+    expected = np.einsum("nolfmg,dmg->nodlf", reference.hessian, direction)
+    assert worst(sensitivity.hvp(model, WINDOWS, direction), expected) < CLOSE
+
+
 # ---- what is refused ----------------------------------------------------------------------------------
 
 
