@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from sensitivity.addresses import place_at
 from sensitivity.creation import Beginning, create, require_free
-from sensitivity.job import Job, SensitivitySection
+from sensitivity.errors import Refused
+from sensitivity.job import Job, SensitivitySection, of_inputs
 from sensitivity.lease import Lease
 from sensitivity.placement import Node, place
 from sensitivity.plan import (
@@ -71,7 +72,7 @@ def prepare(
     resume = bool(home.size(JOB))
     if not resume:
         require_free(home)
-    found = survey(job.series)
+    found = _surveyed(job)
     found.require_fits(job.run.dtype, job.series.scaling)
     if job.windows.length:
         count_windows(found, job.windows.length, job.windows.stride)
@@ -111,6 +112,13 @@ def prepare(
         choice, audited = _proved(job, target, windows, room, plan, knows)
     plan = plan_run(job, found, facts, choice, workers, free)
     return Prepared(job, found, model, known, product, plan, audited, trust_model=trust_model)
+
+
+def _surveyed(job: Job) -> Survey:
+    try:
+        return survey(job.series)
+    except Refused as refusal:
+        raise (of_inputs(refusal) if job.model.inputs else refusal) from None
 
 
 def _proved(job: Job, target: Target, windows: np.ndarray, room: Room, plan: Plan, knows: bool) -> tuple[Choice, Audit]:

@@ -291,7 +291,7 @@ def _direction(target: Target, samples: np.ndarray, seed: int) -> np.ndarray:
     """At random, `(sample, …)` as what rows are differentiated by: of the input in units of each one's spread."""
     facts, random = target.facts, np.random.default_rng(seed)
     if facts.rows_of == "directions":
-        return random.standard_normal((len(samples), *facts.target_shape))
+        return random.standard_normal((len(samples), *facts.turned_shape))
     noise = random.standard_normal((len(samples), *facts.source.shape))
     return _spread(facts.source.of(samples)) * noise if facts.source.kind == "input" else noise
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from .errors import Refused
 from .layers import input_names, keras
 from .packing import Packing
 from .parts import Part
 from .sections import WindowsSection
+
+if TYPE_CHECKING:
+    from .job import Job
+    from .survey import Survey
 
 Columns = Mapping[str, Sequence[str]]  # of each input, by name
 
@@ -44,6 +51,23 @@ def windows_taken(
         parts.append(Part(name, start, stop, (len(own),) if count is None else (count, len(own)), count or 1))
         start = stop
     return length, (length, features), Packing(tuple(parts))
+
+
+def require_whole(model: keras.Model, inputs: Sequence[Part], survey: Survey, job: Job) -> None:
+    """Refuse what an input of whole numbers would round."""
+    counted = {tensor.name for tensor in getattr(model, "inputs", None) or [] if "int" in tensor.dtype}
+    scaling, limit = job.series.scaling, 2 ** (np.finfo(job.run.dtype).nmant + 1)
+    for part in inputs:
+        for column in range(part.start, part.stop) if part.name in counted else ():
+            scaled = scaling is not None and (scaling.mean[column], scaling.std[column]) != (0.0, 1.0)
+            if scaled or not survey.whole[column] or survey.largest[column] > limit:
+                what = "is scaled" if scaled else f"has numbers up to {survey.largest[column]:g}, not all of them whole"
+                raise Refused(
+                    f"model.inputs.{part.name}",
+                    given=f"column {survey.features[column]!r}, which {what}",
+                    allowed=f"whole numbers up to {limit:,}, with mean 0 and std 1 in series.scaling",
+                    remedy="number the classes so, or name another column",
+                )
 
 
 def _require_names(model: keras.Model, columns: Columns) -> None:

@@ -143,6 +143,11 @@ class CallFacts:
         return math.prod(self.target_shape)
 
     @property
+    def turned_shape(self) -> tuple[int, ...]:
+        """Of what products are turned by, one number for each of the target's; of a single number `(1,)`."""
+        return self.target_shape or (1,)
+
+    @property
     def input_size(self) -> int:
         """Numbers of a window."""
         return math.prod(self.input_shape)

@@ -20,6 +20,7 @@ _EXPECTED = {
     "list_type": "a list",
     "tuple_type": "a list",
     "model_type": "a table",
+    "dict_type": "a table",
     "too_short": "at least one value",
     "string_pattern_mismatch": "a path or URL, without NUL characters",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy as np
 
 from .errors import Refused
 from .layers import input_names
-from .packing import LOSS, Packing, loss_named
+from .packing import LOSS, Packing, as_text, loss_named
 from .parts import Part
 
 
@@ -39,19 +38,22 @@ class Given:
         beside = self._of_loss(of, model)
         if several is None and not beside:
             return inputs["windows"], None
-        arrays = {**inputs, **{name: _numbers(name, values, dtype) for name, values in beside.items()}}
-        _require_as_many(arrays)
+        others = {name: _numbers(name, values, dtype) for name, values in beside.items()}
+        _require_as_many(inputs, others)
+        arrays = [*inputs.items(), *others.items()]  # an input may be called as they are
         parts = _behind_each_other(arrays)
-        flat = [array.reshape(len(array), parts[name].stop - parts[name].start) for name, array in arrays.items()]
-        own = tuple(parts[name] for name in inputs)
+        own, labels, weights = (*parts[: len(inputs)],), *[*parts[len(inputs) :], None, None][:2]
         packing = Packing(
             inputs=() if several is None else own,
             by_name=isinstance(self.windows, Mapping) or bool(input_names(model)),
             loss=self._loss(model) if beside else None,
             window=own[0] if several is None else None,
-            labels=parts.get("labels"),
-            weights=parts.get("sample_weight"),
+            labels=labels,
+            weights=weights,
         )
+        flat = [
+            array.reshape(len(array), part.stop - part.start) for (_, array), part in zip(arrays, parts, strict=True)
+        ]
         return np.concatenate(flat, axis=1), packing
 
     def _several(self, model: keras.Model) -> dict[str, Any] | None:
@@ -59,7 +61,7 @@ class Given:
         names = input_names(model)
         if isinstance(self.windows, Mapping) and not (len(names) == 1 and list(self.windows) == names):
             found = {str(name): values for name, values in self.windows.items()}
-            if names and sorted(found) != sorted(names):
+            if sorted(found) != sorted(names) if names else not found:
                 raise _inputs_refused(f"inputs {', '.join(found) or 'none'}", names)
             return found
         if len(names) > 1:
@@ -67,7 +69,7 @@ class Given:
                 count = len(self.windows) if isinstance(self.windows, (list, tuple)) else 1
                 raise _inputs_refused(f"{count} array{'' if count == 1 else 's'}", names)
             return dict(zip(names, self.windows, strict=True))
-        if isinstance(self.windows, tuple) and not names:
+        if not names and (isinstance(self.windows, tuple) or _differ(self.windows)):
             return {f"input_{number}": values for number, values in enumerate(self.windows)}
         return None
 
@@ -98,6 +100,8 @@ class Given:
 
     def _loss(self, model: keras.Model) -> Any:
         loss = self.loss if self.loss is not None else getattr(model, "loss", None)
+        if self.loss is None and isinstance(loss, (list, tuple)) and len(loss) == 1:
+            loss = loss[0]
         if loss is None:
             raise Refused(
                 "loss",
@@ -106,7 +110,7 @@ class Given:
                 remedy="give it as loss=",
             )
         loss_named(loss)
-        return json.dumps(loss, sort_keys=True) if isinstance(loss, dict) else loss
+        return as_text(loss)
 
 
 def _has_one_named(model: keras.Model, name: str) -> bool:
@@ -115,8 +119,23 @@ def _has_one_named(model: keras.Model, name: str) -> bool:
     return name in [*layers, *(getattr(model, "output_names", None) or [])]
 
 
+def _differ(given: Any) -> bool:
+    """Whether it is a list of arrays of several shapes: no windows of one input."""
+    shapes = [getattr(part, "shape", None) for part in given] if isinstance(given, list) else []
+    return None not in shapes and len(set(map(str, shapes))) > 1
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise Refused(
+            name, given=f"no array ({error})", allowed="numbers (batch, …)", remedy="give rows of one length"
+        ) from error
+
+
 def _windows(values: Any, dtype: str) -> np.ndarray:
-    source = np.asarray(values, dtype)
+    source = _array("windows", values).astype(dtype, copy=False)
     if source.ndim < 2:
         raise Refused(
             "windows",
@@ -141,7 +160,7 @@ def _require_shapes(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _numbers(name: str, values: Any, dtype: str) -> np.ndarray:
-    array = np.asarray(values)
+    array = _array(name, values)
     if array.dtype.kind not in "fiub" or array.ndim < 1:
         raise Refused(
             name,
@@ -149,26 +168,36 @@ def _numbers(name: str, values: Any, dtype: str) -> np.ndarray:
             allowed="numbers (batch, …)",
             remedy="give one for each window",
         )
-    return array.astype(dtype)
-
-
-def _require_as_many(arrays: dict[str, np.ndarray]) -> None:
-    counts = {name: len(array) for name, array in arrays.items()}
-    if len(set(counts.values())) > 1:
+    held = array.astype(dtype)
+    if array.dtype.kind in "iu" and (held.astype(array.dtype) != array).any():
         raise Refused(
-            "windows",
-            given=", ".join(f"{count} of {name}" for name, count in counts.items()),
-            allowed="as many of each: one for every window",
-            remedy="cut them to the same windows",
+            name,
+            given=f"whole numbers up to {np.abs(array).max():,}",
+            allowed=f"those that {dtype} holds exactly: up to {2 ** (np.finfo(dtype).nmant + 1):,}",
+            remedy="number them from 0, or give a model of float64",
         )
+    return held
 
 
-def _behind_each_other(arrays: dict[str, np.ndarray]) -> dict[str, Part]:
+def _require_as_many(inputs: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> None:
+    """Refuse inputs, and what goes with them, of different numbers of windows."""
+    count = len(next(iter(inputs.values())))
+    for key, (name, array) in [("windows", one) for one in inputs.items()] + [(one[0], one) for one in others.items()]:
+        if len(array) != count:
+            raise Refused(
+                key,
+                given=f"{len(array)} of {name}, and {count} of {next(iter(inputs))}",
+                allowed="as many of each: one for every window",
+                remedy="cut them to the same windows",
+            )
+
+
+def _behind_each_other(arrays: list[tuple[str, np.ndarray]]) -> list[Part]:
     """Of one flat array, all numbers of a window."""
-    parts, start = {}, 0
-    for name, array in arrays.items():
+    parts, start = [], 0
+    for name, array in arrays:
         stop = start + math.prod(array.shape[1:])
-        parts[name] = Part(name, start, stop, array.shape[1:])
+        parts.append(Part(name, start, stop, array.shape[1:]))
         start = stop
     return parts
 

@@ -94,6 +94,10 @@ def computed(
 
     make: the product, from what is known of the model and the windows, and what its calls take beside them, by window.
     """
+    if "lead" in asked:
+        raise Refused(
+            "lead", given=asked["lead"], allowed="in jobs", remedy="give the labels of each window as labels="
+        )
     everything = Given(windows, **{key: asked[key] for key in BESIDE if key in asked})
     wanted = _wanted(**{key: value for key, value in asked.items() if key not in BESIDE})
     started = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -52,7 +53,7 @@ class SensitivitySection(Section):
     outputs: Annotated[tuple[str | int, ...], Named, Field(min_length=1)] | None = None
     wrt: str = "input"
     loss: str | dict[str, Any] | None = None
-    lead: Annotated[int, Field(ge=0)] | None = None
+    lead: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     kernel: Literal["auto", "gradient", "batch_jacobian", "forward", "scan"] = "auto"
     windows_per_call: Positive | Auto = "auto"
     experimental_use_pfor: bool | Auto = "auto"
@@ -90,6 +91,13 @@ class SensitivitySection(Section):
 
     @model_validator(mode="after")
     def _of_the_loss(self) -> SensitivitySection:
+        if isinstance(self.loss, dict) and not _is_json(self.loss):
+            raise Refused(
+                "sensitivity.loss",
+                given=str(self.loss),
+                allowed="a table with class_name and config, of texts, numbers and lists",
+                remedy="write it as keras.losses.serialize gives it",
+            )
         if self.of != "loss" and (self.loss, self.lead) != (None, None):
             key = "loss" if self.loss is not None else "lead"
             raise Refused(
@@ -182,7 +190,10 @@ class Job(Section):
         if not columns:
             return self
         series = {**self.series.model_dump(exclude_unset=True), "features": columns}
-        return self.model_copy(update={"series": SeriesSection.model_validate(series)})
+        try:
+            return self.model_copy(update={"series": SeriesSection.model_validate(series)})
+        except ValidationError as error:
+            raise of_inputs(refusals(error, series, SeriesSection)) from error
 
     @model_validator(mode="after")
     def _labels_of_a_loss(self) -> Job:
@@ -248,6 +259,23 @@ class Job(Section):
         require_series_file(series, look=not is_below(series, elsewhere))
         if not is_below(run, elsewhere):
             require_run_path(run)
+
+
+def of_inputs(refusal: Refused) -> Refused:
+    """A refusal of features, which are named as what inputs take."""
+    if refusal.key != "series.features":
+        return refusal
+    return Refused(
+        "model.inputs", given=refusal.given, allowed=refusal.allowed, remedy="name other columns of the series there"
+    )
+
+
+def _is_json(table: dict[str, Any]) -> bool:
+    try:
+        json.dumps(table, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

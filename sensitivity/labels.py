@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Labels:
     """columns, weights: their places among the columns that are read, and that of the sample weights, if any.
-    offsets: steps from a window's last one, rising, at which they are taken. shape: of one window's labels, as the loss
-    takes them. window: the shape of a window without them. by_step: weights are of each output step, and not of the
-    window. mean, std: of labels, by column, before the loss.
+    offsets: steps from a window's last one, rising, at which they are taken; a window's weight is that at the last.
+    shape: of one window's labels, as the loss takes them. window: the shape of a window without them. by_step: weights
+    are of each output step, and not of the window. mean, std: of labels, by column, before the loss.
     """
 
     columns: tuple[int, ...]
@@ -69,9 +68,8 @@ class Labels:
         if self.weights is not None:
             weights = known[..., self.weights]
             parts.append(weights if self.by_step else weights[:, -1:])
-        there = (at < len(columns)).all(axis=1)
-        for part in parts[1:]:
-            there &= np.isfinite(part).all(axis=1)
+        wanted = [*self.columns, *([] if self.weights is None else [self.weights])]
+        there = (at < len(columns)).all(axis=1) & np.isfinite(known[..., wanted]).all(axis=(1, 2))
         return np.concatenate([part.astype(dtype) for part in parts], axis=1), there
 
     def missing(self, survey: Survey) -> Missing:
@@ -93,6 +91,7 @@ def labels_of(
     plain: ModelFacts,
     chosen: Selection,
     target: tuple[int, ...],
+    dtype: str,
 ) -> Labels:
     """The labels of a job's loss. Raises `Refused` where they cannot be those of the outputs.
 
@@ -100,8 +99,16 @@ def labels_of(
     """
     names, scaling = section.labels or (), section.label_scaling
     channels = target[-1] if target else 1
-    of_classes = "sparse" in json.dumps(wanted.loss)  # labels are numbers of classes, and outputs a score of each
-    as_steps = len(names) == 1 and channels > 1 and not of_classes and plain.output_steps == 1
+    of_classes = is_of_classes(wanted.loss)
+    several = plain.output_steps == 1 and len(plain.outputs) > 1 and len(names) == 1 and not of_classes
+    if several and channels == 1 and wanted.lead:
+        raise Refused(
+            "sensitivity.outputs",
+            given=f"{', '.join(map(str, wanted.outputs or ()))}, with one label and lead = {wanted.lead}",
+            allowed="with one label: all outputs, as steps; two or more of them; or one, without a lead",
+            remedy="end the model with a Reshape to (output_step, output), and choose from output_steps",
+        )
+    as_steps = several and channels > 1
     if len(names) != channels and not as_steps and not of_classes:
         raise Refused(
             "series.labels",
@@ -115,16 +122,55 @@ def labels_of(
     offsets = tuple(last - count + 1 + step for step in (range(count) if wanted_steps is None else wanted_steps))
     own = () if len(names) == 1 else (len(names),)
     read = survey.columns
+    columns = tuple(read.index(name) for name in names)
+    mean = tuple(scaling.mean) if scaling else (0.0,) * len(names)
+    std = tuple(scaling.std) if scaling else (1.0,) * len(names)
+    _require_numbers(wanted, survey, columns, mean, std, channels if of_classes else None, dtype)
     return Labels(
-        columns=tuple(read.index(name) for name in names),
+        columns=columns,
         weights=None if section.weights is None else read.index(section.weights),
         offsets=offsets,
         shape=(*target[:-1], *own) if of_classes and len(names) != channels else target,
         window=plain.input_shape,
         by_step=plain.output_steps > 1,
-        mean=tuple(scaling.mean) if scaling else (0.0,) * len(names),
-        std=tuple(scaling.std) if scaling else (1.0,) * len(names),
+        mean=mean,
+        std=std,
     )
+
+
+def is_of_classes(loss: Any) -> bool:
+    """Whether labels are numbers of classes, and outputs a score of each, as the name of a loss of Keras says."""
+    name = loss.get("class_name", "") if isinstance(loss, dict) else loss
+    return "sparse" in str(name).lower()
+
+
+def _require_numbers(
+    wanted: SensitivitySection,
+    survey: Survey,
+    columns: tuple[int, ...],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    classes: int | None,
+    dtype: str,
+) -> None:
+    """Refuse labels that would overflow in the run's dtype, or that are none of so many classes."""
+    limit = float(np.finfo(dtype).max)
+    for column, offset, scale in zip(columns, mean, std, strict=True):
+        name, largest, whole = survey.columns[column], survey.largest[column], survey.whole[column]
+        if (largest + abs(offset)) / scale > limit:
+            raise Refused(
+                f"series column {name!r}",
+                given=f"labels up to {largest:.3g}" + ("" if scale == 1 else f", divided by {scale:.3g}"),
+                allowed=f"at most {limit:.3g}, what {dtype} holds",
+                remedy="mark such values as missing, or set run.dtype",
+            )
+        if classes is not None and (not whole or largest > classes - 1):
+            raise Refused(
+                "series.labels",
+                given=f"{name!r} with {'numbers' if whole else 'numbers that are not whole,'} up to {largest:g}",
+                allowed=f"whole numbers from 0 to {classes - 1}, one for each of {classes} outputs",
+                remedy=f"number the classes so, or choose another loss than {wanted.loss}",
+            )
 
 
 def _lead(lead: int | None, count: int, length: int, *, as_steps: bool) -> int:

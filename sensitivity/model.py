@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from .backward import backward
-from .declared import Columns, windows_taken
+from .declared import Columns, require_whole, windows_taken
 from .errors import Refused
 from .facts import CallFacts, ModelFacts, Source
 from .fitness import Unfit
@@ -20,7 +19,7 @@ from .heads import heads, joined, labels, require_batched, require_floating, sel
 from .job import Job
 from .labels import labels_of
 from .layers import keras, moments_exact, steps_folded
-from .packing import LOSS, Packing
+from .packing import LOSS, Packing, as_text
 from .precision import said
 from .products.jacobian import Jacobian
 from .products.product import Product
@@ -134,15 +133,18 @@ def described_job(model: keras.Model, job: Job, survey: Survey) -> ModelFacts:
     asked, windows, features = job.sensitivity, job.windows, len(survey.features)
     how: dict[str, Any] = {"dtype": job.run.dtype, "columns": job.model.inputs}
     if asked.of != LOSS or job.series.labels is None:
-        return described(model, windows, features, of=asked.of, wrt=asked.wrt, **how, **asked.selection)
-    plain = described(model, windows, features, **how)
+        found = described(model, windows, features, of=asked.of, wrt=asked.wrt, **how, **asked.selection)
+        require_whole(model, found.packing.inputs if found.packing else (), survey, job)
+        return found
+    plain = described(model, windows, features, wrt=asked.wrt, **how)
+    require_whole(model, plain.packing.inputs if plain.packing else (), survey, job)
     chosen = select(plain.output_steps, plain.outputs, asked.output_steps, asked.outputs)
     target = tuple(chosen.of(tf.zeros((1, *plain.target_shape))).shape[1:])
-    labels = labels_of(job.series, asked, survey, plain, chosen, target)
+    labels = labels_of(job.series, asked, survey, plain, chosen, target, job.run.dtype)
     window, own, *weights = labels.parts
     packing = Packing(
         inputs=plain.packing.inputs if plain.packing else (),
-        loss=json.dumps(asked.loss, sort_keys=True) if isinstance(asked.loss, dict) else asked.loss,
+        loss=as_text(asked.loss),
         window=window,
         labels=own,
         weights=weights[0] if weights else None,

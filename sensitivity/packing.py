@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from .errors import Refused, gist
 from .heads import Selection, heads, joined
+from .labels import is_of_classes
 from .layers import keras
 from .parts import Part
 
@@ -47,10 +48,10 @@ class Packing:
         "input" is all inputs together, where a window is their common steps.
         """
         outer = () if self.window is None else (self.window,)
-        if wrt == "input" and not self._apart:
-            return outer
         named = [part for part in self.inputs if part.name == wrt]
-        return (*outer, named[0]) if named else None
+        if named:
+            return (*outer, named[0])
+        return outer if wrt == "input" and not self._apart else None
 
     @property
     def _apart(self) -> bool:
@@ -79,8 +80,12 @@ class Wrapper(keras.Model):
     """A model around another one, which it calls."""
 
     def __init__(self, model: keras.Model) -> None:
-        super().__init__(name=model.name, autocast=False)
-        self.inner = model
+        super().__init__(name=model.name)
+        self.inner, self.built = model, True
+
+    def __call__(self, windows: Any) -> Any:
+        """Past Keras' own, which would cast windows to the dtype of this model, which has none, and wrap errors."""
+        return self.call(windows)
 
     def around(self, model: keras.Model) -> keras.Model:
         """The same around another model."""
@@ -131,28 +136,64 @@ class LossOf(Wrapper):
         labels = self._labels.of(windows)
         if len(outputs.shape) == 1:
             outputs = tf.reshape(outputs, (-1, 1))
+        if len(labels.shape) < len(outputs.shape) and outputs.shape[-1] == 1:
+            labels = labels[..., None]
         try:
             found = self._each(labels, outputs)
         except Exception as error:  # each loss has words of its own for labels that it does not take
-            shapes = [tuple(part.shape[1:]) for part in (labels, outputs)]
-            raise Refused(
-                "labels",
-                given=f"labels of shape {shapes[0]} and outputs of shape {shapes[1]} ({gist(error)})",
-                allowed="labels that the loss can compare with the outputs",
-                remedy="give labels of the outputs' shape, or choose outputs",
-            ) from error
+            raise self._refused(labels, outputs, gist(error)) from error
+        if not isinstance(found, tf.Tensor) or not len(found.shape) or not _alike(found, labels):
+            raise self._refused(labels, outputs, f"gives {tuple(getattr(found, 'shape', ()))} for a batch")
+        if _spreads(own.loss, labels, outputs):
+            raise self._refused(labels, outputs, "would spread labels over outputs")
         if own.weights is not None:
             weights = own.weights.of(windows)
+            if weights.shape[1:] != found.shape[1 : len(weights.shape)]:
+                raise Refused(
+                    "sample_weight",
+                    given=f"weights of shape {tuple(weights.shape[1:])} for a loss of shape {tuple(found.shape[1:])}",
+                    allowed="(batch), or (batch, output_step) of a loss that has output steps",
+                    remedy="give one for each window",
+                )
             found = found * tf.reshape(weights, (*weights.shape, *(1,) * (len(found.shape) - len(weights.shape))))
         return {LOSS: tf.reduce_mean(found, tuple(range(1, len(found.shape)))) if len(found.shape) > 1 else found}
 
     def around(self, model: keras.Model) -> keras.Model:
         return LossOf(model, self.packing)
 
+    def _refused(self, labels: tf.Tensor, outputs: tf.Tensor, why: str) -> Refused:
+        shapes = [tuple(part.shape[1:]) for part in (labels, outputs)]
+        return Refused(
+            _KEY,
+            given=f"{_name(self.packing.loss)}, labels of shape {shapes[0]} and outputs of shape {shapes[1]}: {why}",
+            allowed="a loss of each window, (batch, …), that takes such labels and outputs",
+            remedy="give labels of the outputs' shape, choose outputs, or give another loss",
+        )
+
 
 def rewrapped(model: keras.Model, other: Callable[[keras.Model], keras.Model]) -> keras.Model:
     """What is made of a model, with what is wrapped around it around that."""
     return model.around(rewrapped(model.inner, other)) if isinstance(model, Wrapper) else other(model)
+
+
+def _spreads(loss: Any, labels: tf.Tensor, outputs: tf.Tensor) -> bool:
+    """Whether a loss of Keras, other than of classes, would take a label for several outputs, or the reverse."""
+    of_keras = not callable(loss) or str(getattr(loss, "__module__", "")).startswith("keras.")
+    if not of_keras or is_of_classes(_name(loss)) or len(labels.shape) != len(outputs.shape):
+        return False
+    return any(a != b and 1 in (a, b) for a, b in zip(labels.shape[1:], outputs.shape[1:], strict=True))
+
+
+def _alike(one: tf.Tensor, other: tf.Tensor) -> bool:
+    """Whether they are of as many windows, as far as is known."""
+    return one.shape[0] == other.shape[0] or None in (one.shape[0], other.shape[0])
+
+
+def _name(loss: Any) -> str:
+    """In words: of a table its class, of an object or a function its own."""
+    if isinstance(loss, str):
+        return str(json.loads(loss).get("class_name", loss)) if loss.startswith("{") else loss
+    return getattr(loss, "__name__", type(loss).__name__)
 
 
 def innermost(model: keras.Model) -> keras.Model:
@@ -169,12 +210,17 @@ def steps_taken(model: keras.Model, shape: tuple[int, ...]) -> int:
     return steps_taken(model.inner, shape) if isinstance(model, Wrapper) else shape[0]
 
 
+def as_text(loss: Any) -> Any:
+    """A table as JSON; others as they are."""
+    return json.dumps(loss, sort_keys=True) if isinstance(loss, dict) else loss
+
+
 def loss_named(given: Any) -> Callable[[Any, Any], Any]:
     """Labels and outputs → the loss of each `(batch, …)`, before any mean. Raises `Refused`."""
-    named = json.loads(given) if isinstance(given, str) and given.startswith("{") else given
     try:
+        named = json.loads(given) if isinstance(given, str) and given.startswith("{") else given
         found = keras.losses.get(named)
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # a table may have anything in it
         raise Refused(
             _KEY,
             given=repr(given),

@@ -106,7 +106,7 @@ class SeriesSection(Section):
     scaling: Scaling | None = None
     labels: Annotated[tuple[str, ...], Named, Field(min_length=1)] | None = None
     label_scaling: Scaling | None = None
-    weights: str | None = None
+    weights: Annotated[str, Field(min_length=1)] | None = None
 
     @property
     def beside(self) -> tuple[str, ...]:

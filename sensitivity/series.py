@@ -227,6 +227,14 @@ def first_windows(
             picked = whole[np.linspace(0, whole.size - 1, min(count, whole.size)).round().astype(int)]
             chosen = ((view[picked] - scaling.mean) / scaling.std).astype(dtype)
             return chosen if labels is None else labels.packed(chosen, columns, last[picked], dtype)[0]
+    if labels is not None:
+        raise Refused(
+            "series.labels",
+            given=f"{section.path}, in which no window of {windows.length} steps is whole and has its labels, "
+            f"{labels.offsets[-1]} steps after its last one",
+            allowed="one such window or more",
+            remedy="fill gaps of features, labels and weights, or lower sensitivity.lead",
+        )
     raise Refused(
         "series.path",
         given=f"{section.path}, in which every window of {windows.length} steps touches a missing value",

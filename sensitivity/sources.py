@@ -40,11 +40,20 @@ def _input_named(model: keras.Model, wrt: str, packing: Packing | None) -> tuple
     names = [INPUT, *(input_names(model) if len(input_names(model)) == 1 else [])]
     own = INPUT if wrt in names and not (packing and packing.inputs) else wrt
     parts = packing.source(own) if packing else () if own == INPUT else None
-    whole = [tensor for tensor in getattr(model, "inputs", None) or [] if tensor.name == wrt]
-    if parts is not None and whole and "float" not in whole[0].dtype:
+    if parts is None and wrt == INPUT and packing and packing.inputs:
         raise Refused(
             "sensitivity.wrt",
-            given=f"input {wrt!r} of {whole[0].dtype}",
+            given="nothing, and a model of several inputs",
+            allowed=", ".join(f'"{part.name}"' for part in packing.inputs),
+            remedy=f'name one of them: wrt="{packing.inputs[0].name}"',
+        )
+    every = bool(packing and packing.inputs) and wrt == INPUT and INPUT not in input_names(model)
+    named = [tensor for tensor in getattr(model, "inputs", None) or [] if every or tensor.name == wrt]
+    counted = [tensor for tensor in named if "float" not in tensor.dtype]
+    if parts is not None and counted:
+        raise Refused(
+            "sensitivity.wrt",
+            given=f"input {counted[0].name!r} of {counted[0].dtype}" + (", among all inputs" if every else ""),
             allowed="inputs of floating-point numbers: there is no derivative by others",
             remedy="name another input",
         )

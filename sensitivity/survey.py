@@ -34,8 +34,8 @@ class Survey:
     that every site's follow from its own first time on. missing: the runs `[start, stop)` of steps that lack a finite
     value in some feature, in order. mean, std, largest (by absolute value): per feature, over its finite values, in the
     series' own units. fingerprint: of sites, times and values, whatever the format they came in. grouped: the source
-    has its sites one after another. beside: columns that are read for a loss, behind the features. label_missing: runs
-    of steps that lack a label or a weight.
+    has its sites one after another. beside: columns that are read for a loss, behind the features; `largest` is of
+    these, too, and `whole`: whether numbers are whole. label_missing: runs of steps that lack a label or a weight.
     """
 
     features: tuple[str, ...]
@@ -50,6 +50,7 @@ class Survey:
     grouped: bool = True
     beside: tuple[str, ...] = ()
     label_missing: tuple[tuple[int, int], ...] = ()
+    whole: tuple[bool, ...] = ()
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -125,6 +126,7 @@ class Survey:
             grouped=content.get("grouped", True),
             beside=tuple(content.get("beside", ())),
             label_missing=_runs(content.get("label_missing", ())),
+            whole=tuple(content.get("whole", ())),
         )
 
 
@@ -138,10 +140,10 @@ def survey(section: SeriesSection) -> Survey:
     if section.scaling:
         section.scaling.require(len(reader.features) - len(section.beside))
     features = reader.features[: len(reader.features) - len(section.beside)]
-    content, moments = Content(section, reader.features), _Moments(len(features))
+    content, moments = Content(section, reader.features), _Moments(len(reader.features))
     for block in reader.blocks():
         content.add(block)
-        moments.add(block.values[:, : len(features)])
+        moments.add(block.values)
     if not content.steps:
         raise Refused("series.path", given=f"{section.path} (no steps)", allowed="one step or more", remedy="fill it")
     mean, std, largest = moments.mean_std_largest()
@@ -150,14 +152,15 @@ def survey(section: SeriesSection) -> Survey:
         steps=content.steps,
         axis=content.axis,
         missing=content.missing,
-        mean=mean,
-        std=std,
+        mean=mean[: len(features)],
+        std=std[: len(features)],
         largest=largest,
         fingerprint=content.fingerprint,
         sites=content.sites,
         grouped=content.grouped,
         beside=section.beside,
         label_missing=content.label_missing,
+        whole=moments.whole,
     )
 
 
@@ -288,9 +291,15 @@ class _Moments:
 
     def __init__(self, features: int) -> None:
         self._count, self._mean, self._squares, self._largest = np.zeros((4, features))
+        self._whole = np.ones(features, bool)
+
+    @property
+    def whole(self) -> tuple[bool, ...]:
+        return tuple(self._whole.tolist())
 
     def add(self, values: np.ndarray) -> None:
         finite = np.isfinite(values)
+        self._whole &= ((np.floor(values) == values) | ~finite).all(axis=0)
         with np.errstate(over="ignore", invalid="ignore"):  # what no dtype of ours holds
             self._add_moments(np.where(finite, values, 0.0), finite)
 

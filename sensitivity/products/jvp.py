@@ -41,7 +41,7 @@ class Jvp(Directed):
         return (Variable(self.name, (*target, ("direction", len(self.directions))), self.long_name),)
 
     def source(self, target: Target, given: Given) -> tf.Tensor:
-        return tf.zeros((given[0].shape[0], *target.facts.target_shape), given[0].dtype)
+        return tf.zeros((given[0].shape[0], *target.facts.turned_shape), given[0].dtype)
 
     def rows(
         self, target: Target, given: Given, source: tf.Tensor, first: tf.Tensor, count: int | None
@@ -50,7 +50,8 @@ class Jvp(Directed):
             start = target.start(given)
             tape.watch(start)
             prediction = target.at(given, start)
-        pulled = tape.gradient(prediction, start, source, unconnected_gradients=_ZERO)
+        turned = tf.reshape(source, prediction.shape)
+        pulled = tape.gradient(prediction, start, turned, unconnected_gradients=_ZERO)
         return prediction, contracted(pulled, some(given[1], first, count))
 
     def finished(self, target: Target, given: Given, block: tf.Tensor) -> tf.Tensor:

@@ -18,8 +18,7 @@ from ..store import Run
 from ..windows import joined
 from .roles import main_of, roles_of
 
-_checking = threading.Lock()
-_reading = threading.Lock()  # files of Parquet and NetCDF are for one thread at a time
+_reading = threading.RLock()  # files of Parquet and NetCDF are opened and read by one thread at a time
 
 
 def with_inputs(dataset: xr.Dataset) -> xr.Dataset:
@@ -139,5 +138,5 @@ def _proved(path: str, seal: str) -> tuple[Run, Series]:
 
 def _series(path: str, seal: str) -> tuple[Run, Series]:
     """The run and its series, read through and compared once a process."""
-    with _checking:
+    with _reading:
         return _proved(path, seal)

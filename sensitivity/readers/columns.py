@@ -22,10 +22,12 @@ def choose_features(columns: Sequence[str], section: SeriesSection) -> tuple[str
     what a loss takes beside them.
     """
     beside = section.beside
-    for key, names in (("series.features", section.features or ()), ("series.labels", beside)):
+    weights = [section.weights] if section.weights else []
+    wanted = {"features": section.features or (), "labels": section.labels or (), "weights": weights}
+    for key, names in wanted.items():
         missing = [name for name in names if name not in columns]
         if missing:
-            raise no_column(key, missing, columns)
+            raise no_column(f"series.{key}", missing, columns)
     features = section.features or [name for name in columns if name not in beside]
     if not features:
         raise no_column("series.features", [], columns)

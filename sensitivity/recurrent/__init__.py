@@ -8,6 +8,8 @@ For LSTM, GRU, SimpleRNN and Bidirectional layers of a Keras model, inner models
     print(decays[0])                                    # lstm (forward): vanishing: halves every 4.1 steps …
     plots.save(recurrent.draw_decay(decays), "decay.svg")
     print(recurrent.report(recurrent.weight_gradients(model, windows, "lstm")))
+    gradients = recurrent.stored(sensitivity.open_run("runs/lstm"))   # of a job with wrt = "lstm"
+    plots.save(recurrent.draw_heatmap(gradients), "gradients.png")
 
 Functions that compute return dataclasses of arrays, those named `draw_…` figures of these, which `plots.save` writes.
 """
@@ -21,6 +23,7 @@ from .halves import layers
 from .jacobians import jacobian_decay
 from .parts import Part, Statistics, alarms, gradients, report, weight_gradients, weights
 from .paths import draw_heatmap, draw_lines, draw_points
+from .stored import stored
 
 __all__ = [
     "Decay",
@@ -39,6 +42,7 @@ __all__ = [
     "jacobian_decay",
     "layers",
     "report",
+    "stored",
     "weight_gradients",
     "weights",
 ]

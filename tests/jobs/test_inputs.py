@@ -49,6 +49,7 @@ def panel() -> xr.Dataset:
     values["flow"][1][1, 20:23] = np.nan
     values["level"][1][2] = np.nan
     values["trust"] = (("site", "time"), random.random((3, STEPS)))
+    values["trust"][1][0, 30] = np.nan
     values["area"] = (("site",), np.array(list(AREA.values())))
     labels = {"site": list(AREA), "time": pd.date_range("2020-01-01", periods=STEPS)}
     return xr.Dataset(values, labels)
@@ -109,7 +110,7 @@ def by_hand(panel: xr.Dataset, of_loss: bool) -> Expected:
         labels = (np.stack([own[name].values for name in ("flow", "level")], 1) - [0.1, 0.2]) / [2.0, 3.0]
         for last in range(LENGTH - 1, STEPS):
             window, at = weather[last - LENGTH + 1 : last + 1], last + LEAD
-            known = at < STEPS and np.isfinite(labels[at]).all()
+            known = at < STEPS and np.isfinite([*labels[at], own["trust"].values[at]]).all()
             if not np.isfinite(window).all() or (of_loss and not known):
                 continue
             stamps.append((site, own["time"].values[last]))
@@ -244,7 +245,8 @@ def test_attributions_by_one_input(folder, panel):
         ({"weather": ["rain", "heat"]}, "model.inputs"),
         ({"weather": ["rain", "heat"], "site": ["rain"]}, "more than once"),
         ({"weather": ["rain"], "site": ["area"]}, "weather"),
-        ({"weather": ["rain", "heat"], "site": ["nowhere"]}, "nowhere"),
+        ({"weather": ["rain", "heat"], "site": ["nowhere"]}, r"model\.inputs[\s\S]*nowhere"),
+        ({"weather": ["rain", "heat"], "site": ["time"]}, r"model\.inputs"),
         ({"weather": ["rain", "heat"], "place": ["area"]}, "place"),
         (None, "model.inputs"),
     ],
@@ -258,3 +260,27 @@ def test_columns_that_do_not_fit_are_refused(folder, inputs, said):
     with pytest.raises(Refused, match=said):
         prepare(Job.parse(content, folder))
     assert not (folder / "refused").exists()
+
+
+@pytest.mark.parametrize(("column", "scaled"), [("area", False), ("rain", False), ("kind", True)])
+def test_an_input_of_whole_numbers_is_not_rounded(folder, panel, column, scaled):
+    """`area` is whole at every site here, so it is the only one that may be taken, unscaled."""
+    weather, kind = keras.Input((LENGTH, 1), name="weather"), keras.Input((1,), dtype="int32", name="kind")
+    embedded = layers.Flatten()(layers.Embedding(6, 2)(kind))
+    keras.Model([weather, kind], layers.Dense(1)(layers.Concatenate()([layers.Flatten()(weather), embedded]))).save(
+        folder / "kinds.keras"
+    )
+    panel.assign(kind=panel["area"]).to_netcdf(folder / "kinds.nc")
+    series = {"path": "kinds.nc", "time": "time"}
+    content = {
+        "model": {"path": "kinds.keras", "inputs": {"weather": ["heat"], "kind": [column]}},
+        "series": {**series, **({"scaling": {"mean": [0.0, 1.0], "std": [1.0, 1.0]}} if scaled else {})},
+        "sensitivity": {"wrt": "weather"},
+        "run": {"path": "kinds"},
+    }
+    mine = Job.parse(content, folder)
+    if column == "area":
+        assert prepare(mine).plan.layout.windows == 3 * (STEPS - LENGTH + 1)
+        return
+    with pytest.raises(Refused, match=r"model\.inputs\.kind"):
+        prepare(mine)

@@ -221,10 +221,11 @@ class Subclassed(keras.Model):
         return self.near(keras.ops.reshape(recent, (-1, 4))) + self.far(whole[:, -1])
 
 
-def test_a_subclassed_model_takes_a_tuple():
+@pytest.mark.parametrize("several", [tuple, list])
+def test_a_subclassed_model_takes_a_tuple(several):
     model = Subclassed()
     recent = WEATHER[:, -2:]
-    found = sensitivity.jacobian(model, (recent, WEATHER), wrt="input_0")
+    found = sensitivity.jacobian(model, several([recent, WEATHER]), wrt="input_0")
     source = tf.constant(recent)
     with tf.GradientTape() as tape:
         tape.watch(source)
@@ -235,7 +236,9 @@ def test_a_subclassed_model_takes_a_tuple():
 @pytest.mark.parametrize(
     ("given", "wrt", "said"),
     [
-        ([WEATHER, SITE], "input", "weather.*site"),
+        ([WEATHER, SITE], "input", "several inputs[\\s\\S]*weather"),
+        ({}, "weather", "inputs none"),
+        ([WEATHER, [[1.0], [1.0, 2.0]]], "weather", "site"),
         (WEATHER, "weather", "2 inputs"),
         ({"weather": WEATHER}, "weather", "inputs weather"),
         ([WEATHER, SITE[:3]], "weather", "3 of site"),
@@ -251,6 +254,27 @@ def test_what_is_refused(model, given, wrt, said):
 def test_lags_of_what_has_no_steps_are_refused(model):
     with pytest.raises(Refused, match="without steps"):
         sensitivity.jacobian(model, GIVEN, wrt="site", max_lag=1)
+
+
+def test_an_input_may_be_called_labels():
+    labels, other = keras.Input((2,), name="labels"), keras.Input((3,), name="other")
+    model = keras.Model([labels, other], layers.Dense(2, "tanh")(layers.Concatenate()([labels, other])))
+    first, known = WEATHER[:, 0], WEATHER[:, 1]
+    found = sensitivity.jacobian(model, [first, SITE], wrt="other", of="loss", labels=known, loss="mse")
+    source = tf.constant(SITE)
+    with tf.GradientTape() as tape:
+        tape.watch(source)
+        loss = tf.reduce_mean((model([tf.constant(first), source]) - known) ** 2, 1)
+    assert worst(found, tape.gradient(loss, source).numpy()) < CLOSE
+
+
+def test_numbers_that_would_be_rounded_are_refused():
+    number, weather = keras.Input((1,), dtype="int64", name="number"), keras.Input((6, 2), name="weather")
+    even = layers.Lambda(lambda n: keras.ops.cast(n % 2, "float32"))(number)
+    model = keras.Model([number, weather], layers.Dense(1)(layers.Concatenate()([layers.Flatten()(weather), even])))
+    numbers = np.arange(5)[:, None] + 2**24
+    with pytest.raises(Refused, match=r"16,777,220[\s\S]*float64"):
+        sensitivity.jacobian(model, {"number": numbers, "weather": WEATHER}, wrt="weather")
 
 
 # ---- parts -------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -74,6 +75,13 @@ CASES = {
         None,
         lambda y, f: -tf.math.log(tf.gather(f, tf.cast(y, "int32"), batch_dims=1)),
     ),
+    "of lower rank": (
+        sequential((5, 2), layers.LSTM(2), layers.Dense(1)),
+        lambda y, f: (f - y) ** 2,
+        ONE[:, 0],
+        None,
+        lambda y, f: (f[:, 0] - y) ** 2,
+    ),
     "one number": (SCALAR, "mse", ONE[:, 0], None, lambda y, f: (f - y) ** 2),
 }
 
@@ -127,6 +135,9 @@ def test_its_hessian_and_products():
     direction = RANDOM.standard_normal((1, 5, 2))
     along = sensitivity.hvp(LSTM, WINDOWS, direction, **asked)[:, 0]
     assert worst(along, np.einsum("nijkl,kl->nij", expected, direction[0])) < CLOSE
+    directions = RANDOM.standard_normal((2, 5, 2))
+    moved = sensitivity.jvp(LSTM, WINDOWS, directions, **asked)
+    assert worst(moved, np.einsum("nij,dij->nd", gradient(source.numpy()), directions)) < CLOSE
     norm = sensitivity.gradient_norm(LSTM, WINDOWS, **asked)
     assert worst(norm, np.linalg.norm(gradient(source.numpy()).reshape(6, -1), axis=1)) < CLOSE
 
@@ -161,7 +172,7 @@ def test_attributions_keep_the_labels():
 
 def test_what_the_model_was_compiled_with():
     model = sequential((5, 2), layers.Flatten(), layers.Dense(2))
-    model.compile(loss="mae")
+    model.compile(loss=["mae"])
     named = sensitivity.jacobian(model, WINDOWS, of="loss", labels=ONE, loss="mae")
     np.testing.assert_array_equal(sensitivity.jacobian(model, WINDOWS, of="loss", labels=ONE), named)
 
@@ -185,8 +196,14 @@ def test_of_a_saved_model(tmp_path):
         ({"of": "loss", "labels": ONE, "loss": 3}, "3"),
         ({"of": "loss", "labels": ONE[:4], "loss": "mse"}, "4 of labels"),
         ({"of": "loss", "labels": [["wet"] * 2] * 6, "loss": "mse"}, "labels"),
-        ({"of": "loss", "labels": np.zeros((6, 3)), "loss": "mse"}, r"\(3,\)"),
-        ({"of": "loss", "labels": ONE, "loss": lambda a, b: tf.reduce_mean((a - b) ** 2)}, r"shape \(\)"),
+        ({"of": "loss", "labels": np.zeros((6, 3)), "loss": "mse"}, r"sensitivity\.loss[\s\S]*\(3,\)"),
+        ({"of": "loss", "labels": ONE[:, :1], "loss": "mse"}, "spread"),
+        ({"of": "loss", "labels": ONE, "loss": "mse", "sample_weight": WEIGHTS[:, None]}, "sample_weight"),
+        ({"of": "loss", "labels": ONE, "loss": "{x"}, r"sensitivity\.loss"),
+        ({"of": "loss", "labels": ONE, "loss": "dice"}, r"sensitivity\.loss"),
+        ({"of": "loss", "labels": ONE, "loss": lambda outputs: outputs}, r"sensitivity\.loss"),
+        ({"of": "loss", "labels": ONE, "loss": "mse", "lead": 2}, "lead"),
+        ({"of": "loss", "labels": ONE, "loss": lambda a, b: tf.reduce_mean((a - b) ** 2)}, r"\(\) for a batch"),
     ],
 )
 def test_what_is_refused(given, said):
@@ -237,14 +254,26 @@ def facts(output_steps: int, outputs: int, length: int = 5) -> ModelFacts:
     return SimpleNamespace(output_steps=output_steps, outputs=names, length=length, input_shape=(length, 2))  # type: ignore[return-value]
 
 
-def at(output_steps: int, outputs: int, labels: list[str], chosen: Selection, loss: str = "mse", **more):
-    survey = Survey(("a", "b"), 99, TimeAxis("index"), (), (0.0,), (1.0,), (1.0,), "f", beside=("q0", "q1", "w"))
+def at(
+    output_steps: int,
+    outputs: int,
+    labels: list[str],
+    chosen: Selection,
+    loss: Any = "mse",
+    largest: float = 1.0,
+    **more,
+):
+    survey = Survey(
+        *(("a", "b"), 99, TimeAxis("index"), (), (0.0,), (1.0,), (1.0, 1.0, 3.0, largest, 1.0), "f"),
+        beside=("q0", "q1", "w"),
+        whole=(False, False, True, False, False),
+    )
     section = SeriesSection(path="x.csv", labels=tuple(labels), weights="w")
     wanted = SensitivitySection(of="loss", loss=loss, **more)
     steps = output_steps if chosen.steps is None else len(chosen.steps)
     channels = outputs if chosen.channels is None else len(chosen.channels)
     target = (steps, channels) if output_steps > 1 else (channels,)
-    return labels_of(section, wanted, survey, facts(output_steps, outputs), chosen, target)
+    return labels_of(section, wanted, survey, facts(output_steps, outputs), chosen, target, "float32")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +286,9 @@ def at(output_steps: int, outputs: int, labels: list[str], chosen: Selection, lo
         ((3, 1, ["q0"], Selection()), {"lead": 3}, (1, 2, 3), (3, 1)),
         ((1, 4, ["q0"], Selection()), {"lead": 4}, (1, 2, 3, 4), (4,)),
         ((1, 4, ["q0"], Selection(channels=(0, 3))), {"lead": 4}, (1, 4), (2,)),
+        ((1, 4, ["q0"], Selection(channels=(2,))), {}, (0,), (1,)),
         ((1, 4, ["q0"], Selection()), {"loss": "sparse_categorical_crossentropy"}, (0,), ()),
+        ((1, 4, ["q0"], Selection()), {"loss": {"class_name": "SparseCategoricalCrossentropy"}}, (0,), ()),
         ((5, 4, ["q0"], Selection()), {"loss": "sparse_categorical_crossentropy"}, (-4, -3, -2, -1, 0), (5,)),
     ],
 )
@@ -273,6 +304,10 @@ def test_labels_are_at_the_outputs_own_steps(arguments, more, offsets, shape):
         ((1, 4, ["q0"], Selection()), {}, "sensitivity.lead"),
         ((1, 9, ["q0"], Selection()), {"lead": 1}, "sensitivity.lead"),
         ((1, 3, ["q0", "q1"], Selection()), {}, "series.labels"),
+        ((1, 4, ["q0"], Selection(channels=(1,))), {"lead": 4}, "sensitivity.outputs"),
+        ((1, 3, ["q0"], Selection()), {"loss": "sparse_categorical_crossentropy"}, "series.labels"),
+        ((1, 4, ["q1"], Selection()), {"loss": "sparse_categorical_crossentropy"}, "series.labels"),
+        ((1, 1, ["q1"], Selection()), {"largest": 1e200}, "series column 'q1'"),
     ],
 )
 def test_labels_that_cannot_be_the_outputs_are_refused(arguments, more, key):
@@ -291,6 +326,9 @@ def test_labels_that_cannot_be_the_outputs_are_refused(arguments, more, key):
         ({}, {"lead": 1}, "sensitivity.lead"),
         ({"labels": ["q", "q"]}, {"of": "loss", "loss": "mse"}, "series.labels"),
         ({"weights": "w"}, {}, "series.weights"),
+        ({"labels": ["q"], "weights": ""}, {"of": "loss", "loss": "mse"}, "series.weights"),
+        ({"labels": ["q"]}, {"of": "loss", "loss": "mse", "lead": 10**23}, "sensitivity.lead"),
+        ({"labels": ["q"]}, {"of": "loss", "loss": {"class_name": Path("x")}}, "sensitivity.loss"),
         (
             {"labels": ["q"], "label_scaling": {"mean": [0.0, 1.0], "std": [1.0, 1.0]}},
             {"of": "loss", "loss": "mse"},
