@@ -19,7 +19,7 @@ from keras import layers
 import sensitivity
 from jobs.driver import How, resume, run_job
 from jobs.prepare import prepare
-from sensitivity import query
+from sensitivity import query, recurrent
 from sensitivity.errors import Refused
 from sensitivity.job import Job
 from sensitivity.loading import cast
@@ -265,3 +265,19 @@ def test_arrays_come_from_files_in_units_of_the_series(make, tmp_path, exact):
     summary = run_job(Job.load(make("jvp", directions="directions.npy")), How(serial=True))
     found = xr.open_zarr(Path(str(summary.run.place)) / "results.zarr")["jvp"].values[exact.whole][:, 0]
     assert worst(found, np.einsum("nolf,klf->nok", exact.jacobian(exact.windows), directions)) < 1e-5
+
+
+def test_gradients_of_a_run_by_a_layer_are_drawn(make, exact):
+    """Of the windows that are computed, by step and unit."""
+    run = run_job(Job.load(make("jacobian", "drawn")), How(serial=True)).run
+    dataset = sensitivity.open_run(str(run.place))
+    gradients = recurrent.stored(dataset, output="output_1")
+    assert worst(gradients, exact.by_inner(exact.windows)[:, 1]) < 1e-5
+    assert len(recurrent.stored(dataset, output="output_0", most_windows=7)) == 7
+    (decay,) = recurrent.gradient_decay(gradients, layer="inner")
+    assert decay.lost == 0
+    assert recurrent.draw_heatmap(gradients)._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(Refused, match="output_0, output_1"):
+        recurrent.stored(dataset)
+    with pytest.raises(Refused, match="wrt"):
+        recurrent.stored(dataset.rename(unit="feature"))
