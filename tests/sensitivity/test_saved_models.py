@@ -82,6 +82,31 @@ def test_an_exported_model_gives_the_numbers_of_float64(name, tmp_path):
     assert not is_recurrent or report.setting.kernel == "gradient"
 
 
+DIRECTIONS = np.random.default_rng(1).standard_normal((2, *SHAPE))
+PLAIN = {"vjp": ("sum",), "gradient_norm": (), "integrated_gradients": (), "expected_gradients": ()}
+TWICE = {"jvp": (DIRECTIONS,), "hessian": (), "hvp": (DIRECTIONS,), "gram": ()}
+
+
+@pytest.mark.parametrize(
+    ("name", "product"),
+    [
+        *(("lstm sequence", product) for product in (*PLAIN, *TWICE)),
+        *(("conv", product) for product in (*TWICE, "smooth_gradients")),
+    ],
+)
+def test_products_are_those_of_the_keras_model(name, product, tmp_path):
+    """In a recurrent SavedModel no tape can be used twice: what takes that is refused."""
+    model, compute = MODELS[name](), getattr(sensitivity, product)
+    given = {**PLAIN, **TWICE}.get(product, ())
+    model.export(tmp_path / "saved", verbose=False)
+    restored = tf.saved_model.load(str(tmp_path / "saved"))
+    if name == "lstm sequence" and product in TWICE:
+        with pytest.raises(Refused, match="plain gradients alone"):
+            compute(restored, WINDOWS, *given)
+        return
+    assert worst(compute(restored, WINDOWS, *given), compute(cast(model, "float64"), WINDOWS, *given)) < 1e-5
+
+
 def test_outputs_by_name_stand_one_after_another(tmp_path):
     model = two_outputs()
     model.export(tmp_path / "saved", verbose=False)
