@@ -9,7 +9,7 @@ is by definition what `tape.gradient` gives for one output of one window alone, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from .errors import Refused, gist
 from .layers import as_graph, keras
-from .packing import innermost
+from .packing import drawn, innermost
 from .saved_models import SavedModel, custom_gradient_of
 
 _TOLERANCE = 1e-4  # of the largest entry
@@ -29,12 +29,14 @@ Pulled = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 @dataclass(frozen=True)
 class Backward:
     """only_gradient: why no kernel serves but `gradient`; empty where others do. together: windows whose gradient can
-    be taken in one pass; None: any number. linear: as far as custom gradients tell.
+    be taken in one pass; None: any number. linear: as far as custom gradients tell. only_first: why second derivatives
+    mean nothing; empty where they do.
     """
 
     only_gradient: str = ""
     together: int | None = None
     linear: bool = True
+    only_first: str = ""
 
 
 def backward(
@@ -47,16 +49,19 @@ def backward(
     """Of a target of windows `(batch, *shape)`. nodes: its graph's operations. Raises `Refused` without a gradient."""
     saved = isinstance(innermost(model), SavedModel)
     found = _restored(innermost(model).batch, target, shape, dtype) if saved else Backward()
+    if saved and any(node.op == "StopGradient" for node in nodes):  # as tf.nn.moments has
+        found = replace(found, only_first="it was saved with a stopped gradient, such as that of normalization")
     if not any(map(custom_gradient_of, nodes)):
         return found
     try:
-        alone, linear = _tried(target, shape, dtype)
+        alone, linear = _tried(target, drawn(model, shape, dtype, _SAMPLES))
     except Exception as error:
         raise _without_gradient(error) from error
     if not alone:
         return _one_by_one(found)
     if not linear:
-        return Backward("a custom gradient is not linear in what it is given", found.together, linear=False)
+        said = "a custom gradient is not linear in what it is given"
+        return replace(found, only_gradient=said, linear=False)
     return found
 
 
@@ -69,7 +74,8 @@ def _one_by_one(found: Backward) -> Backward:
             allowed="models whose gradient is each window's own",
             remedy="save it for any number of windows, (None, lag, feature), or for one",
         )
-    return Backward("a custom gradient lets the windows of a batch influence each other", 1, linear=False)
+    said = "a custom gradient lets the windows of a batch influence each other"
+    return replace(found, only_gradient=said, together=1, linear=False)
 
 
 # ---- SavedModels -------------------------------------------------------------------------------------
@@ -122,13 +128,12 @@ def _pulled(target: Any) -> Pulled:
     return pulled
 
 
-def _tried(target: Any, shape: tuple[int, ...], dtype: str) -> tuple[bool, bool]:
+def _tried(target: Any, windows: tf.Tensor) -> tuple[bool, bool]:
     """Whether the gradients of a batch are those of each sample alone, and linear in what is pulled back."""
-    random = np.random.default_rng(0)
-    windows = tf.constant(random.standard_normal((_SAMPLES, *shape)), dtype)
+    random = np.random.default_rng(1)
     pulled = as_graph(_pulled(target))
     like = as_graph(target)(windows)
-    one, other = (tf.constant(random.standard_normal(like.shape), dtype) for _ in range(2))
+    one, other = (tf.constant(random.standard_normal(like.shape), windows.dtype) for _ in range(2))
     plain, alone, linear = pulled(windows, one) + pulled(windows, other), True, True
     for scale in _SCALES:
         whole = pulled(windows, scale * (one + other))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .errors import Refused
-from .layers import input_names, keras
+from .layers import input_names, keras, whole_inputs
 from .packing import Packing
 from .parts import Part
 from .sections import WindowsSection
@@ -37,7 +37,15 @@ def windows_taken(
         return length, (length * features,) if flat else (length, features), None
     shapes = {tensor.name: tuple(tensor.shape[1:]) for tensor in getattr(model, "inputs", None) or []}
     steps = {name: _steps(name, shapes.get(name, (None, None)), len(own), windows) for name, own in columns.items()}
-    length = windows.length or max(1 if count is None else count for count in steps.values())
+    longest = max(1 if count is None else count for count in steps.values())
+    length = windows.length or longest
+    if length > longest:
+        raise Refused(
+            "windows.length",
+            given=length,
+            allowed=f"at most {longest}, the steps of the longest input",
+            remedy="set it so, or drop it",
+        )
     parts, start = [], 0
     for name, own in columns.items():
         count, stop = steps[name], start + len(own)
@@ -55,7 +63,7 @@ def windows_taken(
 
 def require_whole(model: keras.Model, inputs: Sequence[Part], survey: Survey, job: Job) -> None:
     """Refuse what an input of whole numbers would round."""
-    counted = {tensor.name for tensor in getattr(model, "inputs", None) or [] if "int" in tensor.dtype}
+    counted = whole_inputs(model)
     scaling, limit = job.series.scaling, 2 ** (np.finfo(job.run.dtype).nmant + 1)
     for part in inputs:
         for column in range(part.start, part.stop) if part.name in counted else ():

@@ -100,7 +100,7 @@ class CallFacts:
     selection: the outputs that they are wanted of, which `target_shape` is the shape of.
     smooth: the derivative has no jumps, as far as the graph's operations tell (a ReLU's has one).
     operations: in the graph of the forward pass; an unrolled loop has thousands.
-    only_gradient, together, linear: what the backward pass allows, as `Backward` says.
+    only_gradient, together, linear, only_first: what the backward pass allows, as `Backward` says.
     lost: what of the model as it was given is not kept, such as its half precision.
     packing: where a window holds what the model takes, unless it takes the window itself.
 
@@ -134,6 +134,7 @@ class CallFacts:
     only_gradient: str = ""
     together: int | None = None
     linear: bool = True
+    only_first: str = ""
     lost: tuple[str, ...] = ()
     packing: Packing | None = None
 

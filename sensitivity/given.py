@@ -109,6 +109,13 @@ class Given:
                 allowed='a loss of Keras, such as "mean_squared_error", or a function (labels, outputs) → (batch, …)',
                 remedy="give it as loss=",
             )
+        if self.loss is None and isinstance(loss, (list, tuple, Mapping)):
+            raise Refused(
+                "loss",
+                given=f"nothing, and a model that was compiled with {len(loss)} losses",
+                allowed="one loss of all outputs, or of=... one of them",
+                remedy="give it as loss=",
+            )
         loss_named(loss)
         return as_text(loss)
 

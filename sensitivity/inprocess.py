@@ -22,7 +22,7 @@ from .findings import refusals
 from .given import Given
 from .job import SensitivitySection
 from .kept import Found, Kept, State, kept_with
-from .layers import leaf_layers
+from .layers import leaf_layers, whole_inputs
 from .loading import in_full_precision
 from .machine import available_memory
 from .model import Target, described_call, shaped_call, target_of, wrapped_and_cut
@@ -154,7 +154,7 @@ def _of_selected(
         model,
         source.shape[1:] if packing.window is None else packing.window.shape,
         of="output",
-        wrt=inputs[0].name if inputs else INPUT,
+        wrt=next((part.name for part in inputs if part.name not in whole_inputs(model)), INPUT),
         dtype=str(source.dtype),
         packing=Packing(inputs, packing.by_name) if inputs else None,
         **chosen,

@@ -61,16 +61,29 @@ class Labels:
 
         columns: of consecutive steps, `(step, column)` float64. last: each window's last step among them.
         """
-        at = last[:, None] + np.array(self.offsets)
-        known = np.take(columns, np.minimum(at, len(columns) - 1), axis=0)  # (window, label step, column)
-        labels = (known[..., list(self.columns)] - np.array(self.mean)) / np.array(self.std)
-        parts = [windows.reshape(len(windows), -1), labels.reshape(len(windows), -1)]
-        if self.weights is not None:
-            weights = known[..., self.weights]
-            parts.append(weights if self.by_step else weights[:, -1:])
+        labels = (columns[:, list(self.columns)] - np.array(self.mean)) / np.array(self.std)
+        shapes = [part.stop - part.start for part in self.parts]
+        packed = np.empty((len(windows), sum(shapes)), dtype)
+        into = np.split(packed, np.cumsum(shapes)[:-1], axis=1)
+        into[0][:] = windows.reshape(len(windows), -1)
+        steps = into[1].reshape(len(windows), len(self.offsets), -1)
+        weights = None if self.weights is None else columns[:, self.weights]
+        for number, offset in enumerate(self.offsets):
+            at = np.minimum(last + offset, len(columns) - 1)
+            steps[:, number] = labels[at]
+            if weights is not None:
+                into[2][:, number if self.by_step else 0] = weights[at]
+        into[1][:] = steps.reshape(len(windows), -1)
+        return packed, self.there(columns, last)
+
+    def there(self, columns: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """Which windows have all of their labels and weights: bool `(window)`."""
         wanted = [*self.columns, *([] if self.weights is None else [self.weights])]
-        there = (at < len(columns)).all(axis=1) & np.isfinite(known[..., wanted]).all(axis=(1, 2))
-        return np.concatenate([part.astype(dtype) for part in parts], axis=1), there
+        finite = np.append(np.isfinite(columns[:, wanted]).all(axis=1), False)
+        found = np.ones(len(last), bool)
+        for offset in self.offsets:
+            found &= finite[np.minimum(last + offset, len(columns))]
+        return found
 
     def missing(self, survey: Survey) -> Missing:
         """Steps that windows cannot be computed for, or not without their labels."""

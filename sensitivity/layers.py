@@ -34,6 +34,11 @@ def input_names(model: Any) -> list[str]:
     return [tensor.name for tensor in getattr(model, "inputs", None) or []]
 
 
+def whole_inputs(model: Any) -> list[str]:
+    """Names of those that take whole numbers, by which there is no derivative."""
+    return [tensor.name for tensor in getattr(model, "inputs", None) or [] if "float" not in tensor.dtype]
+
+
 def as_graph(function: Callable[..., Any], **options: Any) -> tf.types.experimental.PolymorphicFunction:
     """A `tf.function` of its own. TensorFlow counts traces by code object and warns; a partial has none."""
     return tf.function(functools.partial(function), autograph=False, **options)
@@ -85,9 +90,11 @@ def moments_exact() -> Iterator[None]:
 
 def _moments(x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None) -> Any:
     """Mean and variance along axes, as `tf.nn.moments` has them."""
-    mean = tf.reduce_mean(x, axes, keepdims=True)
-    variance = tf.reduce_mean(tf.math.squared_difference(x, mean), axes, keepdims=keepdims)
-    return mean if keepdims else tf.reshape(mean, tf.shape(variance)), variance
+    wide = tf.cast(x, "float32") if x.dtype.size < 4 else x
+    mean = tf.reduce_mean(wide, axes, keepdims=True)
+    variance = tf.reduce_mean(tf.math.squared_difference(wide, mean), axes, keepdims=keepdims)
+    mean = mean if keepdims else tf.reshape(mean, tf.shape(variance))
+    return tf.cast(mean, x.dtype), tf.cast(variance, x.dtype)
 
 
 @contextlib.contextmanager

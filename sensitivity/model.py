@@ -199,10 +199,14 @@ def shaped_call(facts: CallFacts, product: Product) -> CallFacts:
 
 def _scanned(facts: Any) -> Any:
     """Without a scan, where there is none for such rows. Raises `Refused` where nothing serves."""
-    if facts.only_gradient and facts.rows_of in ("directions", "derivatives"):
+    needs_more = facts.rows_of in ("directions", "derivatives") or facts.indivisible
+    reason = facts.only_gradient and f"plain gradients alone: {facts.only_gradient}" if needs_more else ""
+    if not reason and facts.rows_of == "derivatives" and facts.only_first:
+        reason = f"first derivatives alone: {facts.only_first}"
+    if reason:
         raise Refused(
             "sensitivity.product",
-            given=f'"{facts.product}" of a model that has plain gradients alone: {facts.only_gradient}',
+            given=f'"{facts.product}" of a model that has {reason}',
             allowed="jacobian, vjp, gradient_norm and attributions",
             remedy="ask for one of these, or save the model as .keras",
         )

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from .errors import Refused, gist
 from .heads import Selection, heads, joined
 from .labels import is_of_classes
-from .layers import keras
+from .layers import keras, whole_inputs
 from .parts import Part
 
 LOSS = "loss"
@@ -132,7 +133,16 @@ class LossOf(Wrapper):
     def call(self, windows: Any) -> Any:
         own = self.packing
         given = windows if own.window is None else own.window.of(windows)
-        outputs = own.selection.of(joined(heads(self.inner, self.inner(given), "output")))
+        every = heads(self.inner, self.inner(given), "output")
+        masked = [name for name, head in every.items() if getattr(head, "_keras_mask", None) is not None]
+        if masked and own.weights is None:
+            raise Refused(
+                _KEY,
+                given=f"outputs {', '.join(masked)} with masked steps, which Keras leaves out of a loss",
+                allowed="losses of outputs without a mask, or with weights of their steps",
+                remedy="give weights of 0 for masked steps",
+            )
+        outputs = own.selection.of(joined(every))
         labels = self._labels.of(windows)
         if len(outputs.shape) == 1:
             outputs = tf.reshape(outputs, (-1, 1))
@@ -210,8 +220,29 @@ def steps_taken(model: keras.Model, shape: tuple[int, ...]) -> int:
     return steps_taken(model.inner, shape) if isinstance(model, Wrapper) else shape[0]
 
 
+def drawn(model: keras.Model, shape: tuple[int, ...], dtype: str, count: int) -> tf.Tensor:
+    """Windows at random `(count, *shape)`; labels, and inputs of whole numbers, are zero: they may be classes."""
+    windows = tf.constant(np.random.default_rng(0).standard_normal((count, *shape)), dtype)
+    for part in _counted(model):
+        windows = part.put(windows, tf.zeros((count, *part.shape), dtype))
+    return windows
+
+
+def _counted(model: keras.Model) -> list[Part]:
+    """Parts of its windows that need not be any numbers; of a loss's window all inputs where one is such."""
+    if isinstance(model, LossOf):
+        inner = _counted(model.inner)
+        own = [part for part in (model.packing.labels, model.packing.weights) if part is not None]
+        return [*own, *([model.packing.window] if inner and model.packing.window else inner)]
+    if isinstance(model, Unpacked):
+        return [part for part in model.packing.inputs if part.name in whole_inputs(model.inner)]
+    return _counted(model.inner) if isinstance(model, Wrapper) else []
+
+
 def as_text(loss: Any) -> Any:
-    """A table as JSON; others as they are."""
+    """A table, or an object of Keras' own, as JSON; others as they are."""
+    if isinstance(loss, keras.losses.Loss) and type(loss).__module__.startswith("keras."):
+        loss = keras.losses.serialize(loss)
     return json.dumps(loss, sort_keys=True) if isinstance(loss, dict) else loss
 
 

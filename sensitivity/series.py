@@ -221,7 +221,7 @@ def first_windows(
         last = np.arange(len(view)) * windows.stride + windows.length - 1
         there = np.isfinite(view).all(axis=(1, 2))
         if labels is not None:
-            there &= labels.packed(view[:, :0], columns, last, dtype)[1]
+            there &= labels.there(columns, last)
         whole = np.flatnonzero(there)
         if whole.size:
             picked = whole[np.linspace(0, whole.size - 1, min(count, whole.size)).round().astype(int)]

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from .errors import Refused
 from .facts import Source
-from .layers import as_graph, calls_wrapped, function_of, input_names, keras, leaf_layers
+from .layers import as_graph, calls_wrapped, function_of, input_names, keras, leaf_layers, whole_inputs
 from .packing import Packing, Wrapper
 from .parts import Part, of_parts
 
@@ -48,12 +48,11 @@ def _input_named(model: keras.Model, wrt: str, packing: Packing | None) -> tuple
             remedy=f'name one of them: wrt="{packing.inputs[0].name}"',
         )
     every = bool(packing and packing.inputs) and wrt == INPUT and INPUT not in input_names(model)
-    named = [tensor for tensor in getattr(model, "inputs", None) or [] if every or tensor.name == wrt]
-    counted = [tensor for tensor in named if "float" not in tensor.dtype]
+    counted = [name for name in whole_inputs(model) if every or name == wrt]
     if parts is not None and counted:
         raise Refused(
             "sensitivity.wrt",
-            given=f"input {counted[0].name!r} of {counted[0].dtype}" + (", among all inputs" if every else ""),
+            given=f"input {counted[0]!r} of whole numbers" + (", among all inputs" if every else ""),
             allowed="inputs of floating-point numbers: there is no derivative by others",
             remedy="name another input",
         )

@@ -261,6 +261,7 @@ def identity(job: Job, survey: Survey, facts: ModelFacts, model: dict[str, str],
         **_of_loss(job, facts),
         # Left out where it is the Jacobian, for runs from before there were other products.
         **({} if facts.product == "jacobian" else {"sensitivity.product": facts.product}),
+        **({"second derivatives": "of variances too"} if facts.rows_of == "derivatives" else {}),
         **({"sensitivity.product, its arrays": checksum(product_file(product))} if kept else {}),
     }
 
@@ -298,11 +299,7 @@ def require_same(run: Run, job: Job, wanted: dict[str, Any]) -> None:
         for key, value in wanted.items()
         if have.get(key) != value
     ]
-    differences += [  # what only products but the Jacobian have
-        f"{key}: the run has {have[key]!r}, the job none: its product is {job.sensitivity.product}"
-        for key in have
-        if key.startswith("sensitivity.product") and key not in wanted
-    ]
+    differences += [f"{key}: the run has {have[key]!r}, the job none" for key in have if key not in wanted]
     shards = run.layout.shard_windows
     if job.run.shard_windows not in ("auto", shards) and min(job.run.shard_windows, run.layout.windows) != shards:
         differences.append(f"run.shard_windows: the run has {shards}, the job {job.run.shard_windows}")

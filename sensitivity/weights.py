@@ -18,7 +18,7 @@ import tensorflow as tf
 from .errors import Refused, gist
 from .facts import Source, Way, Weight
 from .layers import as_graph, calls_wrapped, keras, nodes_of, steps_folded
-from .packing import innermost
+from .packing import drawn, innermost
 from .weighed import is_known, weighed
 
 WEIGHTS = "weights"
@@ -51,8 +51,7 @@ def weights_named(model: keras.Model, wrt: str, target: Function, zeros: tf.Tens
     found = tuple(one.weight for one in _matching(model, wrt)) or _none(model, wrt)
     shape = found[0].shape if len(found) == 1 else (sum(weight.size for weight in found),)
     source = Source("weights", wrt, shape, weights=found, way="one by one")
-    windows = np.random.default_rng(0).standard_normal((_SAMPLES, *zeros.shape[1:]))
-    return _fastest(model, source, target, tf.constant(windows, zeros.dtype))
+    return _fastest(model, source, target, drawn(model, tuple(zeros.shape[1:]), zeros.dtype.name, _SAMPLES))
 
 
 def meant(model: keras.Model, wrt: str) -> tuple[str, ...]:

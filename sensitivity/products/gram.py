@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from ..errors import Refused
 from ..facts import CallFacts
 from ..variables import Dims, Variable
 from .gradient_norm import scale_of
@@ -41,13 +40,6 @@ class Gram(Jacobian):
 
     def shaped(self, facts: CallFacts) -> CallFacts:
         require_all_lags(self.name, facts)
-        if facts.only_gradient or not facts.linear:
-            raise Refused(
-                "sensitivity.product",
-                given=f'"{self.name}" of a model that has plain gradients alone: {facts.only_gradient}',
-                allowed="jacobian, vjp, gradient_norm and attributions",
-                remedy="ask for one of these, or save the model as .keras",
-            )
         return by_outputs(facts, self.name, facts.target_shape, indivisible=True)
 
     def variables(self, target: Dims, source: Dims) -> tuple[Variable, ...]:

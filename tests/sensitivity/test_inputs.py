@@ -199,7 +199,7 @@ def test_numbers_of_classes_are_an_input_that_is_no_source():
     both = layers.Concatenate()([layers.Flatten()(weather), layers.Embedding(3, 2)(kind)])
     model = keras.Model({"kind": kind, "weather": weather}, layers.Dense(2, "tanh")(both))
     given = {"weather": WEATHER, "kind": np.array([0, 1, 2, 1, 0])}
-    with pytest.raises(Refused, match="int32"):
+    with pytest.raises(Refused, match="whole numbers"):
         sensitivity.jacobian(model, given, wrt="kind")
     source = tf.constant(WEATHER)
     with tf.GradientTape() as tape:
@@ -317,7 +317,6 @@ def test_an_input_is_its_columns_of_the_newest_steps(model):
     assert (length, shape) == (6, (6, 5))
     assert packing is not None
     assert packing.inputs == (Part("weather", 0, 2, (6, 2), 6), Part("site", 2, 5, (3,), 1))
-    assert windows_taken(model, WindowsSection(length=9), 5, columns)[:2] == (9, (9, 5))
 
 
 @pytest.mark.parametrize(
@@ -328,6 +327,7 @@ def test_an_input_is_its_columns_of_the_newest_steps(model):
         ({"weather": ["rain"], "site": ["area", "slope", "height"]}, None, "model.inputs.weather"),
         ({"weather": ["rain", "heat"], "site": ["area"]}, None, "model.inputs.site"),
         ({"weather": ["rain", "heat"], "site": ["area", "slope", "height"]}, 5, "windows.length"),
+        ({"weather": ["rain", "heat"], "site": ["area", "slope", "height"]}, 7, "windows.length"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(model, columns, length, key):

@@ -177,6 +177,39 @@ def test_what_the_model_was_compiled_with():
     np.testing.assert_array_equal(sensitivity.jacobian(model, WINDOWS, of="loss", labels=ONE), named)
 
 
+def test_masked_steps_count_as_their_weights_say():
+    """Keras leaves them out of a loss by itself; here they would count."""
+    model = sequential((5, 2), layers.Masking(9.0), layers.LSTM(2, return_sequences=True))
+    windows = np.where(np.arange(5)[:, None] < 2, np.float32(9.0), WINDOWS)
+    with pytest.raises(Refused, match="masked"):
+        sensitivity.jacobian(model, windows, of="loss", labels=EVERY, loss="mse")
+    weights = np.broadcast_to(np.arange(5) >= 2, (6, 5)).astype("float32")
+    found = sensitivity.jacobian(model, windows, of="loss", labels=EVERY, loss="mse", sample_weight=weights)
+    source = tf.constant(windows)
+    with tf.GradientTape() as tape:
+        tape.watch(source)
+        loss = tf.reduce_sum(tf.reduce_mean((model(source) - EVERY) ** 2, 2) * weights, 1) / 5
+    assert worst(found, tape.gradient(loss, source).numpy()) < CLOSE
+
+
+def test_equal_losses_share_a_kernel():
+    model = sequential((5, 2), layers.Flatten(), layers.Dense(2))
+    first, again = (
+        sensitivity.jacobian(model, WINDOWS, of="loss", labels=ONE, loss=keras.losses.Huber(0.3), report=True)[1]
+        for _ in range(2)
+    )
+    assert (first.reused, again.reused) == (False, True)
+
+
+@pytest.mark.parametrize("labels", [CLASSES, CLASSES[:, None]])
+def test_by_weights_of_a_loss_of_classes(labels):
+    """Whatever numbers weights are tried with, classes are never at random."""
+    loss = "sparse_categorical_crossentropy"
+    found = sensitivity.jacobian(CONV, WINDOWS, of="loss", labels=labels, loss=loss, wrt="weights:dense*/bias")
+    scores = cast(CONV, "float64")(WINDOWS).numpy()
+    assert worst(found, scores - np.eye(2)[CLASSES]) < CLOSE
+
+
 def test_of_a_saved_model(tmp_path):
     model = sequential((5, 2), layers.LSTM(2), layers.Dense(2))
     model.export(tmp_path / "saved", verbose=False)

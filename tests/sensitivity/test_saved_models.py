@@ -107,6 +107,16 @@ def test_products_are_those_of_the_keras_model(name, product, tmp_path):
     assert worst(compute(restored, WINDOWS, *given), compute(cast(model, "float64"), WINDOWS, *given)) < 1e-5
 
 
+def test_a_stopped_gradient_that_was_saved_has_no_second_derivative(tmp_path):
+    """That of a variance, by which layers normalize, holds its mean constant."""
+    model = sequential(SHAPE, layers.Flatten(), layers.Dense(4), layers.LayerNormalization(), layers.Dense(1))
+    model.export(tmp_path / "saved", verbose=False)
+    restored = tf.saved_model.load(str(tmp_path / "saved"))
+    assert worst(sensitivity.jacobian(restored, WINDOWS), sensitivity.jacobian(cast(model, "float64"), WINDOWS)) < 1e-5
+    with pytest.raises(Refused, match="stopped gradient"):
+        sensitivity.hessian(restored, WINDOWS)
+
+
 def test_outputs_by_name_stand_one_after_another(tmp_path):
     model = two_outputs()
     model.export(tmp_path / "saved", verbose=False)
