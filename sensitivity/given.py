@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from .errors import Refused
-from .layers import input_names
+from .layers import input_names, whole_inputs
 from .packing import LOSS, Packing, as_text, loss_named
 from .parts import Part
 
@@ -33,7 +33,8 @@ class Given:
         if several is None:
             inputs = {"windows": _windows(self._only, dtype)}
         else:
-            inputs = {name: _numbers(name, values, dtype) for name, values in several.items()}
+            counted = whole_inputs(model)
+            inputs = {name: _numbers(name, values, dtype, exact=name in counted) for name, values in several.items()}
             _require_shapes(model, inputs)
         beside = self._of_loss(of, model)
         if several is None and not beside:
@@ -166,7 +167,8 @@ def _require_shapes(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
             )
 
 
-def _numbers(name: str, values: Any, dtype: str) -> np.ndarray:
+def _numbers(name: str, values: Any, dtype: str, *, exact: bool = False) -> np.ndarray:
+    """exact: they must not be rounded."""
     array = _array(name, values)
     if array.dtype.kind not in "fiub" or array.ndim < 1:
         raise Refused(
@@ -176,7 +178,7 @@ def _numbers(name: str, values: Any, dtype: str) -> np.ndarray:
             remedy="give one for each window",
         )
     held = array.astype(dtype)
-    if array.dtype.kind in "iu" and (held.astype(array.dtype) != array).any():
+    if exact and (held.astype(array.dtype) != array).any():
         raise Refused(
             name,
             given=f"whole numbers up to {np.abs(array).max():,}",

@@ -135,7 +135,7 @@ class LossOf(Wrapper):
         given = windows if own.window is None else own.window.of(windows)
         every = heads(self.inner, self.inner(given), "output")
         masked = [name for name, head in every.items() if getattr(head, "_keras_mask", None) is not None]
-        if masked and own.weights is None:
+        if masked and not (own.weights and own.weights.shape):
             raise Refused(
                 _KEY,
                 given=f"outputs {', '.join(masked)} with masked steps, which Keras leaves out of a loss",

@@ -333,7 +333,9 @@ def load_run_model(run: Run) -> keras.Model:
             model = cast(_load_kept(run, file), run.job.run.dtype)
         else:
             model = load_model(run.job.model, run.directory, run.job.run.dtype)
-            model(np.zeros((1, *run.facts.input_shape), run.facts.dtype))  # builds a model that waits for its input
+            packing = run.facts.packing
+            waiting = packing.wrapped(model) if packing else model  # for its input, to be built
+            waiting(np.zeros((1, *run.facts.input_shape), run.facts.dtype))
             model.load_weights(file)
     if fingerprint(model) != run.content["fingerprints"]["model"]:
         raise Refused(

@@ -284,3 +284,54 @@ def test_an_input_of_whole_numbers_is_not_rounded(folder, panel, column, scaled)
         return
     with pytest.raises(Refused, match=r"model\.inputs\.kind"):
         prepare(mine)
+
+
+BASINS = '''
+import keras
+from keras import layers
+
+
+class Basins(keras.Model):
+    """It declares no inputs, and no file can hold it."""
+
+    def __init__(self, lock):
+        super().__init__()
+        self.states, self.read = layers.LSTM(3), layers.Dense(1)
+
+    def call(self, inputs):
+        return self.read(keras.ops.concatenate([self.states(inputs["weather"]), inputs["site"][:, -1]], -1))
+
+
+def make():
+    keras.utils.set_random_seed(3)
+    return Basins(object())
+'''
+
+
+def test_a_model_of_a_function_that_declares_no_inputs(folder, panel):
+    (folder / "basins.py").write_text(BASINS)
+    content = {
+        "model": {"path": "basins:make", "inputs": {"weather": ["rain", "heat"], "site": ["area"]}},
+        "series": {"path": "panel.nc", "time": "time", "labels": ["trust"]},
+        "windows": {"length": LENGTH},
+        "sensitivity": {"of": "loss", "loss": "mse", "wrt": "site"},
+        "run": {"path": "runs/function"},
+    }
+    run = run_job(Job.parse(content, folder), How(serial=True)).run
+    assert (folder / "runs/function/model.weights.h5").exists()
+    found = sensitivity.open_run(run.place)
+    whole = ~found["skipped"].values
+    places = np.flatnonzero(whole)
+    rows, labels = [], []
+    for number in places:
+        own = panel.sel(site=str(found["site"].values[number]))
+        last = int(np.flatnonzero(own["time"].values == found["time"].values[number])[0])
+        weather = np.stack([own["rain"].values, own["heat"].values], 1)[last - LENGTH + 1 : last + 1]
+        rows.append((weather, np.full((LENGTH, 1), float(own["area"]))))
+        labels.append(own["trust"].values[last])
+    given = dict(zip(("weather", "site"), map(np.stack, zip(*rows, strict=True)), strict=True))
+    import basins
+
+    beside = {"of": "loss", "labels": np.array(labels), "loss": "mse"}
+    expected = sensitivity.jacobian(basins.make(), given, wrt="site", **beside)
+    assert worst(found["jacobian"].values[places, 0, 0], expected) < CLOSE
