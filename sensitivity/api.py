@@ -93,7 +93,7 @@ def jacobian(
         `*source`, several are `(parameter,)`.
     labels: `(batch, …)`, as the loss takes them. sample_weight: `(batch)` or `(batch, output_step)`, of the loss.
     loss: what `keras.losses.get` takes, or a function (labels, outputs) → `(batch, …)`; None: what the model was
-        compiled with.
+        compiled with. For lambdas, closures and objects of your own no kernel is kept.
     output_steps: only of these output steps, rising, negative ones from the end; or a slice of them, such as "10:".
     outputs: only of these of the target's channels, by number or by the names that a job gives them, in their order.
     max_lag: keep only the newest max_lag + 1 lags (all, where there are no more), counted back from the window's last

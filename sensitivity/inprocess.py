@@ -26,7 +26,7 @@ from .layers import leaf_layers, whole_inputs
 from .loading import in_full_precision
 from .machine import available_memory
 from .model import Target, described_call, shaped_call, target_of, wrapped_and_cut
-from .packing import Packing
+from .packing import Packing, is_constant
 from .plan import MiB, human_bytes, result_bytes
 from .products.product import Arrays, Product
 from .progress import progress
@@ -106,7 +106,9 @@ def computed(
         model = as_model(model)
         precise = in_full_precision(model)
         source, packing = everything.packed(model, wanted.of, _dtype(precise))
-        model, store = precise, kept_with(precise)
+        # What a lambda or an object is may change, and each call may have one of its own: nothing is kept for it.
+        store = kept_with(precise) if packing is None or is_constant(packing.loss) else Kept()
+        model = precise
         if packing is not None and packing.loss is not None:
             wanted, packing = _of_selected(model, source, wanted, packing)
         target, beside = _target(make, model, source, wanted, packing, store)

@@ -246,6 +246,12 @@ def as_text(loss: Any) -> Any:
     return json.dumps(loss, sort_keys=True) if isinstance(loss, dict) else loss
 
 
+def is_constant(loss: Any) -> bool:
+    """Whether a loss is the same whenever it is asked for: by name, or a function of its own, that closes over nothing."""
+    named = getattr(loss, "__name__", "<lambda>") != "<lambda>"
+    return loss is None or isinstance(loss, str) or (named and getattr(loss, "__closure__", None) is None)
+
+
 def loss_named(given: Any) -> Callable[[Any, Any], Any]:
     """Labels and outputs → the loss of each `(batch, …)`, before any mean. Raises `Refused`."""
     try:

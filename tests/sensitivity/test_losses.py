@@ -201,6 +201,18 @@ def test_equal_losses_share_a_kernel():
     assert (first.reused, again.reused) == (False, True)
 
 
+def test_what_a_loss_closes_over_may_change():
+    model, factor = sequential((5, 2), layers.Flatten(), layers.Dense(2)), [1.0]
+
+    def scaled(labels, outputs):
+        return factor[0] * (outputs - labels) ** 2
+
+    first = sensitivity.jacobian(model, WINDOWS, of="loss", labels=ONE, loss=scaled)
+    factor[0] = 10.0
+    again = sensitivity.jacobian(model, WINDOWS, of="loss", labels=ONE, loss=scaled)
+    np.testing.assert_allclose(again, 10 * first, rtol=1e-5)
+
+
 @pytest.mark.parametrize("labels", [CLASSES, CLASSES[:, None]])
 def test_by_weights_of_a_loss_of_classes(labels):
     """Whatever numbers weights are tried with, classes are never at random."""
