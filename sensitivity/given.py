@@ -177,7 +177,7 @@ def _numbers(name: str, values: Any, dtype: str, *, exact: bool = False) -> np.n
             allowed="numbers (batch, …)",
             remedy="give one for each window",
         )
-    held = array.astype(dtype)
+    held = array.astype(dtype, copy=False)
     if exact and (held.astype(array.dtype) != array).any():
         raise Refused(
             name,
