@@ -287,7 +287,7 @@ def _require_lags(facts: CallFacts, output_steps: int) -> None:
     if len(facts.source.shape) < 2:
         raise Refused(
             "sensitivity.max_lag",
-            given=f"{facts.max_lag}, and an input without steps",
+            given=f"{facts.max_lag}, and a flat input, without steps",
             allowed="models that take (batch, lag, feature)",
             remedy="leave it out, or wrap the model in one that takes (lag, feature) and reshapes",
         )
