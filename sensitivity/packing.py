@@ -247,7 +247,7 @@ def as_text(loss: Any) -> Any:
 
 
 def is_constant(loss: Any) -> bool:
-    """Whether a loss is the same whenever it is asked for: by name, or a function of its own, that closes over nothing."""
+    """Whether a loss is the same whenever it is asked for: by name, or a function that closes over nothing."""
     named = getattr(loss, "__name__", "<lambda>") != "<lambda>"
     return loss is None or isinstance(loss, str) or (named and getattr(loss, "__closure__", None) is None)
 
