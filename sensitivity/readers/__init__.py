@@ -64,7 +64,13 @@ def _open_file(section: SeriesSection, file: str) -> Reader:
         return Csv(section, file)
     if file.endswith(".npy"):
         return Matrix(section, np.lib.format.open_memmap(file, mode="r"))
-    return open_labelled(section, open_dataset(file, engine=None))
+    return open_labelled(section, open_dataset(file, engine=_engine(file)))
+
+
+def _engine(file: str) -> str | None:
+    """Where it is HDF5, what reads it by h5py, as Keras does: netCDF's own library beside that one crashes at times."""
+    with open(file, "rb") as content:
+        return "h5netcdf" if content.read(len(_HDF5)) == _HDF5 else None
 
 
 def _open_zarr(section: SeriesSection) -> Reader:
