@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sensitivity.labels import loss_name
 from sensitivity.plan import Plan, human_bytes
 from sensitivity.progress import duration
 
@@ -37,12 +38,8 @@ def _loss(job: Beginning) -> Iterator[tuple[str, str]]:
     first, last = labels.offsets[0], labels.offsets[-1]
     when = f"{first:+d}" if first == last else f"{first:+d} to {last:+d}"
     step = "step" if first == last else "steps"
-    yield "loss", f"{_named(job.job.sensitivity.loss)} of {', '.join(series.labels or ())}{weighted}"
+    yield "loss", f"{loss_name(job.job.sensitivity.loss)} of {', '.join(series.labels or ())}{weighted}"
     yield "labels", f"at {step} {when} from the window's last one"
-
-
-def _named(loss: Any) -> str:
-    return str(loss["class_name"]) if isinstance(loss, dict) and "class_name" in loss else str(loss)
 
 
 def _plan(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -241,8 +241,9 @@ class ModelFacts(CallFacts):
     def source_dims(self) -> Dims:
         """Of a derivative by the source, with their sizes."""
         if self.source.kind == "input":
-            flat = self.length if self.source.size == self.length * self.features else 1
-            lags = self.lags if len(self.source.shape) > 1 else flat
+            lags = self.lags
+            if len(self.source.shape) < 2:  # a flat window, or what is taken at its last step alone
+                lags = self.length if self.source.size == self.length * self.features else 1
             return tuple(zip(INPUT_DIMS, (lags, self.kept_size // lags), strict=True))
         if self.source.kind == "weights":
             return tuple(zip(WEIGHTS_DIMS, (self.source_size,), strict=True))

@@ -103,12 +103,11 @@ def computed(
     started = time.perf_counter()
     given, baseline = _given_bytes(memory), machine.resident_memory()
     with machine.span() as peak:
-        model = as_model(model)
-        precise = in_full_precision(model)
-        source, packing = everything.packed(model, wanted.of, _dtype(precise))
+        compiled = as_model(model)  # which a twin of full precision is not
+        model = in_full_precision(compiled)
+        source, packing = everything.packed(compiled, wanted.of, _dtype(model))
         # What a lambda or an object is may change, and each call may have one of its own: nothing is kept for it.
-        store = kept_with(precise) if packing is None or is_constant(packing.loss) else Kept()
-        model = precise
+        store = kept_with(model) if packing is None or is_constant(packing.loss) else Kept()
         if packing is not None and packing.loss is not None:
             wanted, packing = _of_selected(model, source, wanted, packing)
         target, beside = _target(make, model, source, wanted, packing, store)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -153,8 +155,18 @@ def labels_of(
 
 def is_of_classes(loss: Any) -> bool:
     """Whether labels are numbers of classes, and outputs a score of each, as the name of a loss of Keras says."""
-    name = loss.get("class_name", "") if isinstance(loss, dict) else loss
-    return "sparse" in str(name).lower()
+    return "sparse" in loss_name(loss).lower()
+
+
+def loss_name(loss: Any) -> str:
+    """In words: of a table, or its JSON, the class; of an object or a function its own name."""
+    table = loss
+    if isinstance(loss, str) and loss.startswith("{"):
+        with contextlib.suppress(ValueError):  # then it is a name, which Keras does not know
+            table = json.loads(loss)
+    if isinstance(table, dict):
+        return str(table.get("class_name", table))
+    return table if isinstance(table, str) else getattr(table, "__name__", type(table).__name__)
 
 
 def _require_numbers(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from .errors import Refused, gist
 from .heads import Selection, heads, joined
-from .labels import is_of_classes
+from .labels import is_of_classes, loss_name
 from .layers import keras, whole_inputs
 from .parts import Part
 
@@ -172,10 +172,10 @@ class LossOf(Wrapper):
         return LossOf(model, self.packing)
 
     def _refused(self, labels: tf.Tensor, outputs: tf.Tensor, why: str) -> Refused:
-        shapes = [tuple(part.shape[1:]) for part in (labels, outputs)]
+        name, shapes = loss_name(self.packing.loss), [tuple(part.shape[1:]) for part in (labels, outputs)]
         return Refused(
             _KEY,
-            given=f"{_name(self.packing.loss)}, labels of shape {shapes[0]} and outputs of shape {shapes[1]}: {why}",
+            given=f"{name}, labels of shape {shapes[0]} and outputs of shape {shapes[1]}: {why}",
             allowed="a loss of each window, (batch, …), that takes such labels and outputs",
             remedy="give labels of the outputs' shape, choose outputs, or give another loss",
         )
@@ -189,7 +189,7 @@ def rewrapped(model: keras.Model, other: Callable[[keras.Model], keras.Model]) -
 def _spreads(loss: Any, labels: tf.Tensor, outputs: tf.Tensor) -> bool:
     """Whether a loss of Keras, other than of classes, would take a label for several outputs, or the reverse."""
     of_keras = not callable(loss) or str(getattr(loss, "__module__", "")).startswith("keras.")
-    if not of_keras or is_of_classes(_name(loss)) or len(labels.shape) != len(outputs.shape):
+    if not of_keras or is_of_classes(loss) or len(labels.shape) != len(outputs.shape):
         return False
     return any(a != b and 1 in (a, b) for a, b in zip(labels.shape[1:], outputs.shape[1:], strict=True))
 
@@ -197,13 +197,6 @@ def _spreads(loss: Any, labels: tf.Tensor, outputs: tf.Tensor) -> bool:
 def _alike(one: tf.Tensor, other: tf.Tensor) -> bool:
     """Whether they are of as many windows, as far as is known."""
     return one.shape[0] == other.shape[0] or None in (one.shape[0], other.shape[0])
-
-
-def _name(loss: Any) -> str:
-    """In words: of a table its class, of an object or a function its own."""
-    if isinstance(loss, str):
-        return str(json.loads(loss).get("class_name", loss)) if loss.startswith("{") else loss
-    return getattr(loss, "__name__", type(loss).__name__)
 
 
 def innermost(model: keras.Model) -> keras.Model:

@@ -140,6 +140,11 @@ def test_gradient_norm(model, wrt, exact):
     assert worst(sensitivity.gradient_norm(model, GIVEN, wrt=wrt), expected) < CLOSE
 
 
+def test_gram(model, wrt, exact):
+    rows = exact.by_source.reshape(5, 2, -1)
+    assert worst(sensitivity.gram(model, GIVEN, wrt=wrt), np.einsum("noi,npi->nop", rows, rows)) < CLOSE
+
+
 def test_integrated_gradients_add_up_with_the_other_input_as_it_is(model, wrt, exact):
     found, report = sensitivity.integrated_gradients(model, GIVEN, wrt=wrt, report=True)
     change = exact.call(tf.constant(exact.given)) - exact.call(tf.zeros_like(exact.given))

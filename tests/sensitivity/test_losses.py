@@ -138,6 +138,10 @@ def test_its_hessian_and_products():
     directions = RANDOM.standard_normal((2, 5, 2))
     moved = sensitivity.jvp(LSTM, WINDOWS, directions, **asked)
     assert worst(moved, np.einsum("nij,dij->nd", gradient(source.numpy()), directions)) < CLOSE
+    rows = gradient(source.numpy())
+    assert worst(sensitivity.vjp(LSTM, WINDOWS, **asked)[:, 0], rows) < CLOSE
+    assert worst(sensitivity.gram(LSTM, WINDOWS, **asked), (rows**2).sum((1, 2))) < CLOSE
+    assert worst(sensitivity.smooth_gradients(LSTM, WINDOWS, noise=1e-6, samples=2, **asked), rows) < CLOSE
     norm = sensitivity.gradient_norm(LSTM, WINDOWS, **asked)
     assert worst(norm, np.linalg.norm(gradient(source.numpy()).reshape(6, -1), axis=1)) < CLOSE
 
@@ -353,6 +357,7 @@ def test_labels_are_at_the_outputs_own_steps(arguments, more, offsets, shape):
         ((1, 3, ["q0"], Selection()), {"loss": "sparse_categorical_crossentropy"}, "series.labels"),
         ((1, 4, ["q1"], Selection()), {"loss": "sparse_categorical_crossentropy"}, "series.labels"),
         ((1, 1, ["q1"], Selection()), {"largest": 1e200}, "series column 'q1'"),
+        ((1, 3, ["q0", "q1"], Selection()), {"loss": "{x"}, "series.labels"),
     ],
 )
 def test_labels_that_cannot_be_the_outputs_are_refused(arguments, more, key):
