@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import unquote
 from urllib.request import Request, urlopen
 
 BUCKET = "bucket"
@@ -17,9 +18,10 @@ Answer = Callable[..., Any]
 
 
 class Server:
-    """moto's S3 behind a door that lets faults in. `fault`: called with method and path of every request; what it
-    returns is done to it: "500", "403", "hang" (no answer for `HANG` seconds), "torn" (half of the body is stored, and
-    the answer is a success), "lost" (it is served, and the answer is a 500).
+    """moto's S3 behind a door that lets faults in. `fault`: called with method and path of every request of the test's
+    own (those of others may live on, and would take its faults); what it returns is done to it: "500", "403", "hang"
+    (no answer for `HANG` seconds), "torn" (half of the body is stored, and the answer is a success), "lost" (it is
+    served, and the answer is a 500).
     """
 
     HANG = 3.0
@@ -50,8 +52,13 @@ class Server:
 
     @property
     def asked(self) -> int:
-        """Requests for files below `home`, not for lists of them: others may live on from other tests."""
-        return sum(self.home.partition("//")[2] in path for _, path in self.requests)
+        """Requests for files below `home`, not for lists of them."""
+        return sum(f"/{BUCKET}/{self._below}" in f"{path}/" for _, path in self.requests)
+
+    @property
+    def _below(self) -> str:
+        """What the names of all that lies below `home` have in them."""
+        return self.home.removeprefix(f"s3://{BUCKET}").lstrip("/") + "/"
 
     def close(self) -> None:
         self._server.shutdown()
@@ -68,8 +75,10 @@ class Server:
     def _serve(self, environ: dict[str, Any], start_response: Answer) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         self.requests.append((method, path))
-        self.asker = environ.get("HTTP_AUTHORIZATION", "")
-        what = self.fault(method, path)
+        what = None
+        if self._below in f"{path}/{unquote(environ.get('QUERY_STRING', ''))}/":
+            self.asker = environ.get("HTTP_AUTHORIZATION", "")
+            what = self.fault(method, path)
         if what == "hang":
             time.sleep(self.HANG)
         if what in ("500", "403", "hang"):
