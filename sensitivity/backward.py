@@ -1,9 +1,9 @@
 """What a model's backward pass allows, beyond one plain gradient of windows.
 
 A kernel pulls many outputs back at once, and adds up as it likes, since uᵀ·J is linear in u and each window is alone.
-Two kinds of models are not like that: SavedModels, whose loops cannot be on a tape that is used twice
-(tensorflow#57343), and models with a `tf.custom_gradient` that clips, or works on the batch as a whole. Their Jacobian
-is by definition what `tape.gradient` gives for one output of one window alone, as the model is written.
+Two kinds of models are not like that: SavedModels whose loops are called as they were restored, which no tape can use
+twice (tensorflow#57343), and models with a `tf.custom_gradient` that clips, or works on the batch as a whole. Their
+Jacobian is by definition what `tape.gradient` gives for one output of one window alone, as the model is written.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def backward(
 ) -> Backward:
     """Of a target of windows `(batch, *shape)`. nodes: its graph's operations. Raises `Refused` without a gradient."""
     saved = isinstance(innermost(model), SavedModel)
-    found = _restored(innermost(model).batch, target, shape, dtype) if saved else Backward()
+    found = _restored(innermost(model), target, shape, dtype) if saved else Backward()
     if saved and any(node.op == "StopGradient" for node in nodes):  # as tf.nn.moments has
         found = replace(found, only_first="it was saved with a stopped gradient, such as that of normalization")
     if not any(map(custom_gradient_of, nodes)):
@@ -81,8 +81,9 @@ def _one_by_one(found: Backward) -> Backward:
 # ---- SavedModels -------------------------------------------------------------------------------------
 
 
-def _restored(batch: int | None, target: Any, shape: tuple[int, ...], dtype: str) -> Backward:
-    """Traced, not run. batch: windows that the SavedModel takes at a time."""
+def _restored(model: SavedModel, target: Any, shape: tuple[int, ...], dtype: str) -> Backward:
+    """Traced, not run."""
+    batch = model.batch
     windows = tf.TensorSpec((batch or _SAMPLES, *shape), dtype)
     try:
         as_graph(lambda given: _pulled(target)(given, tf.ones_like(target(given)))).get_concrete_function(windows)
@@ -93,7 +94,8 @@ def _restored(batch: int | None, target: Any, shape: tuple[int, ...], dtype: str
     try:
         as_graph(lambda given: _pulled_twice(target, given)).get_concrete_function(windows)
     except Exception:  # TensorFlow has several words for it
-        return Backward("a SavedModel's loops cannot be differentiated by a tape that is used twice (tensorflow#57343)")
+        twice = "a SavedModel's loops cannot be differentiated by a tape that is used twice (tensorflow#57343)"
+        return Backward(f"{twice}: {model.bound}" if model.bound else twice)
     return Backward()
 
 

@@ -62,7 +62,7 @@ def families(wanted: SensitivitySection, facts: CallFacts, *, gpu: bool = False)
     ]
     found.sort(key=lambda setting: compiles_long(setting, facts))
     once = facts.rows_of in ("outputs", "vectors")  # cuDNN's recurrent layers have no second derivative
-    if gpu and once and facts.recurrent and not _has_restored_loops(facts):
+    if gpu and once and facts.recurrent and not facts.has_loops_alone:
         one_by_one = [s for s in found if not s.xla and (s.kernel == "gradient" or not s.experimental_use_pfor)]
         found = [replace(s, use_cudnn=True) for s in one_by_one if s.kernel not in ("forward", "scan")] + found
     return found
@@ -82,7 +82,8 @@ def _kernels(wanted: SensitivitySection, facts: CallFacts) -> list[str]:
         return ["batch_jacobian"]
     scan = ["scan"] if facts.scan else []
     if why_not("gradient", facts) is None:
-        return ["gradient", *scan]
+        alone = facts.rows == 1 or facts.only_gradient
+        return ["gradient", *scan] if alone else [*scan, "batch_jacobian", "gradient"]
     forward = ["forward"] if facts.source_size < facts.rows and why_not("forward", facts) is None else []
     return [*scan, "batch_jacobian", *forward] if facts.recurrent else [*forward, "batch_jacobian", *scan]
 
@@ -115,14 +116,9 @@ def why_no_xla(kernel: str, facts: CallFacts) -> str | None:
         return f"{facts.operations:,} operations would take minutes to compile"
     if facts.source.loops and len(facts.recurrent) > 1:
         return "a recurrent loop within the loop over samples has shapes that it does not know"
-    if _has_restored_loops(facts):
+    if facts.only_gradient and facts.has_loops_alone:
         return "a SavedModel's loops have shapes that it does not know"
     return None if facts.smooth else "the model's derivative has jumps, where another rounding shows"
-
-
-def _has_restored_loops(facts: CallFacts) -> bool:
-    """Whether it is a SavedModel whose loops are as they were saved; such layers have no units that are known."""
-    return bool(facts.only_gradient) and not all(units for _, units in facts.recurrent)
 
 
 def _lost(kernel: str, facts: CallFacts, pfor: bool, xla: bool) -> tuple[str, ...]:

@@ -149,6 +149,12 @@ class CallFacts:
         return self.target_shape or (1,)
 
     @property
+    def has_loops_alone(self) -> bool:
+        """Whether no recurrent layer with units is known, but loops, such as a SavedModel's."""
+        own = self.recurrent[: len(self.recurrent) - len(self.source.loops)]
+        return bool(own) and not any(units for _, units in own)
+
+    @property
     def input_size(self) -> int:
         """Numbers of a window."""
         return math.prod(self.input_shape)

@@ -44,6 +44,9 @@ def as_graph(function: Callable[..., Any], **options: Any) -> tf.types.experimen
     return tf.function(functools.partial(function), autograph=False, **options)
 
 
+LOOPS = ("While", "StatelessWhile")
+
+
 def nodes_of(graph: Any) -> list[Any]:
     """Operations of a GraphDef, and of the functions that it calls: its loops and branches."""
     return [*graph.node, *(node for function in graph.library.function for node in function.node_def)]

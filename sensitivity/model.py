@@ -19,11 +19,12 @@ from .heads import heads, joined, labels, require_batched, require_floating, sel
 from .job import Job
 from .labels import labels_of
 from .layers import keras, moments_exact, steps_folded
-from .packing import LOSS, Packing, as_text
+from .packing import LOSS, Packing, as_text, innermost
 from .precision import said
 from .products.jacobian import Jacobian
 from .products.product import Product
 from .recurrence import Recurrence, recurrence
+from .saved_models import SavedModel
 from .sections import WindowsSection
 from .sources import INPUT, given_by_layer, layer_named, moved, require_reached, source_named, with_output
 from .survey import Survey
@@ -311,6 +312,8 @@ def _scan(
 ) -> tuple[ScanFacts | None, str]:
     if source.kind == "weights":
         return None, "it gives derivatives by the input, or by what a layer gives"
+    if isinstance(innermost(model), SavedModel):
+        return None, "a SavedModel has no layers to walk through"
     try:
         found = recurrence(model, source.shape, of, dtype, _layer_of(model, source))
         return found.facts(target_shape), ""

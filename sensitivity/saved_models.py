@@ -18,9 +18,10 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from .errors import Refused, gist
 from .job_files import SAVED_GRAPH
-from .layers import keras, nodes_of
+from .layers import LOOPS, keras, nodes_of
+from .replay import Replay, agree, drawn_of, why_not
 
-_ALLOWED = "a SavedModel that takes one floating-point tensor of windows"
+_ALLOWED = "a SavedModel that takes windows, (batch, …), of floating-point numbers"
 _EXPORT = 'save the model again with model.export("saved") or tf.saved_model.save(module, "saved")'
 # Operations on files and of Python. What every SavedModel restores its variables with is refused in what is served.
 _FILES = {
@@ -40,50 +41,74 @@ _FILES = {
 }
 _CHECKPOINTS = {"Save", "SaveV2", "SaveSlices", "Restore", "RestoreV2", "RestoreSlice", "MergeV2Checkpoints"}
 _ATTRIBUTE = "_sensitivity_model"
+_SAMPLES = 3
 
 
 @dataclass(frozen=True)
 class _Endpoint:
-    """What is called with windows, and what it says of them. spec: None where it says nothing."""
+    """What is called with windows, of each input, and what it says of them. specs: none where it says nothing."""
 
-    call: Callable[[tf.Tensor], Any]
-    spec: tf.TensorSpec | None
+    call: Callable[..., Any]
+    specs: tuple[tf.TensorSpec, ...]
     variables: tuple[tf.Variable, ...]
-    graph: tf.Graph | None = None
+    function: tf.types.experimental.ConcreteFunction | None = None
 
 
 class SavedModel(keras.Model):
     """What was restored, as a model without layers: its variables are its weights, and its dtype is its own.
 
-    batch: windows that it takes at a time; None: any number. digest: of the graph that it was restored from.
+    batch: windows that it takes at a time; None: any number. digest: of the graph that it was restored from. bound: why
+    a graph with loops is called as it was restored, and no tape can use it twice; empty where it is made again.
     """
 
     def __init__(self, restored: Any, endpoint: _Endpoint, digest: str = "") -> None:
-        spec = endpoint.spec
-        super().__init__(name="saved_model", dtype=spec.dtype.name if spec is not None else None)
+        specs = endpoint.specs
+        dtypes = [spec.dtype.name for spec in specs if spec.dtype.is_floating]
+        super().__init__(name="saved_model", dtype=dtypes[0] if dtypes else None)
         self.digest = digest
         self.batch: int | None = None
         self.inputs: list[keras.KerasTensor] = []
         self._restored, self._endpoint = restored, endpoint
+        self._replay, self.bound = _replayed(endpoint)
+        self._agreed: dict[tuple[tuple[int, ...], ...], bool] = {}  # by shapes of a window
         self.built = True
-        if spec is not None and spec.shape.rank:
-            self.batch = spec.shape[0]
-            self.inputs = [keras.KerasTensor(spec.shape.as_list(), spec.dtype.name)]
+        if all(spec.shape.rank for spec in specs):
+            self.batch = next((spec.shape[0] for spec in specs if spec.shape[0]), None)
+            self.inputs = [
+                keras.KerasTensor(spec.shape.as_list(), spec.dtype.name, name=name)
+                for name, spec in _named(specs).items()
+            ]
 
     @property
     def weights(self) -> list[tf.Variable]:
         return list(self._endpoint.variables)
 
-    def call(self, windows: tf.Tensor) -> Any:
-        whole = self.batch in (None, windows.shape[0])
-        found = self._endpoint.call(windows) if whole else self._in_batches(windows, self.batch or 1)
+    def call(self, windows: Any) -> Any:
+        """windows: of each input where there are several, by name or in order."""
+        if isinstance(windows, dict):
+            windows = [windows[tensor.name] for tensor in self.inputs]
+        given = list(windows) if isinstance(windows, list | tuple) else [windows]
+        whole, call = self.batch in (None, given[0].shape[0]), self._call_for([part.shape[1:] for part in given])
+        found = call(*given) if whole else self._in_batches(call, given, self.batch or 1)
         return {name: found[name] for name in sorted(found, key=_in_order)} if isinstance(found, dict) else found
 
-    def _in_batches(self, windows: tf.Tensor, batch: int) -> Any:
+    def _call_for(self, shapes: list[tf.TensorShape]) -> Callable[..., Any]:
+        """What is made again, for windows of which that was proved to be the same; else what was restored."""
+        if self._replay is None or not all(shape.is_fully_defined() for shape in shapes):
+            return self._endpoint.call
+        key = tuple(tuple(shape.as_list()) for shape in shapes)
+        if key not in self._agreed:
+            with tf.init_scope():
+                given = drawn_of(self._endpoint.specs, key, self.batch or _SAMPLES)
+                self._agreed[key] = agree(self._endpoint.call, self._replay, given)
+            self.bound = "" if self._agreed[key] else "its graph gives other numbers, or none, when it is made again"
+        return self._replay if self._agreed[key] else self._endpoint.call
+
+    def _in_batches(self, call: Callable[..., Any], given: list[tf.Tensor], batch: int) -> Any:
         """A few more windows than are taken at a time; the last ones are repeated to fill up."""
-        count = windows.shape[0]
-        filled = tf.concat([windows, tf.repeat(windows[-1:], -count % batch, axis=0)], 0)
-        parts = [self._endpoint.call(filled[i : i + batch]) for i in range(0, count, batch)]
+        count = given[0].shape[0]
+        filled = [tf.concat([part, tf.repeat(part[-1:], -count % batch, axis=0)], 0) for part in given]
+        parts = [call(*(part[i : i + batch] for part in filled)) for i in range(0, count, batch)]
         return tf.nest.map_structure(lambda *found: tf.concat(found, 0)[:count], *parts)
 
 
@@ -100,8 +125,8 @@ def load_saved_model(path: Path, *, trust: bool = False) -> SavedModel:
         raise
     except Exception as error:  # every part of a SavedModel has its own way of being damaged
         raise _refused(f"{path} ({gist(error)})", _EXPORT) from error
-    if endpoint.graph is not None:
-        served = nodes_of(endpoint.graph.as_graph_def())
+    if endpoint.function is not None:
+        served = nodes_of(endpoint.function.graph.as_graph_def())
         _require_harmless(path, served, _CHECKPOINTS, trust)
         kept = {there.registered_op_type for graph in graphs for there in graph.graph_def.library.registered_gradients}
         _require_gradients(path, served, set(map(custom_gradient_of, nodes)) - {None} - kept)
@@ -136,12 +161,19 @@ def _endpoint(restored: Any) -> _Endpoint:
     found = next(_endpoints(restored), None)
     if found is None:
         raise _refused(
-            f"{type(restored).__name__} without a function of one tensor: none of `serve`, `__call__` and "
+            f"{type(restored).__name__} without a function of windows: none of `serve`, `__call__` and "
             f"`serving_default`; signatures: {', '.join(getattr(restored, 'signatures', ())) or 'none'}",
             _EXPORT,
         )
-    if found.spec is not None and not found.spec.dtype.is_floating:
-        raise _refused(f"an input of {found.spec.dtype.name}", "save the part of the model that begins with numbers")
+    if found.specs and not any(spec.dtype.is_floating for spec in found.specs):
+        raise _refused(
+            f"an input of {found.specs[0].dtype.name}", "save the part of the model that begins with numbers"
+        )
+    if len(sizes := {spec.shape[0] for spec in found.specs if spec.shape.rank} - {None}) > 1:
+        raise _refused(
+            f"inputs that take {' and '.join(map(str, sorted(sizes)))} windows at a time",
+            "save it for any number of them, (None, …)",
+        )
     return found
 
 
@@ -149,29 +181,72 @@ def _endpoints(restored: Any) -> Iterator[_Endpoint]:
     for name in ("serve", "__call__"):
         function: Any = getattr(restored, name, None)
         for concrete in getattr(function, "concrete_functions", ()):
-            spec = _only_tensor(concrete)
-            if spec is not None:
-                yield _Endpoint(function, spec, tuple(concrete.variables), concrete.graph)
+            if specs := _tensors_of(concrete):
+                given = concrete.structured_input_signature[0]
+                yield _Endpoint(_filling(function, given), specs, tuple(concrete.variables), concrete)
     signatures: dict[str, Any] = getattr(restored, "signatures", {})
     for name in ("serving_default", *signatures):
         concrete = signatures.get(name)
-        spec = concrete and _only_tensor(concrete)
-        if concrete and spec is not None:
-            yield _Endpoint(_by_keyword(concrete), spec, tuple(concrete.variables), concrete.graph)
+        if concrete and (specs := _tensors_of(concrete)):
+            yield _Endpoint(_by_keyword(concrete), specs, tuple(concrete.variables), concrete)
     if callable(restored) and not hasattr(restored.__call__, "concrete_functions"):  # a module in memory
-        yield _Endpoint(restored, None, tuple(getattr(restored, "variables", ())))
+        yield _Endpoint(_together(restored), (), tuple(getattr(restored, "variables", ())))
 
 
-def _only_tensor(concrete: Any) -> tf.TensorSpec | None:
-    """The one tensor that a function takes; None of one that takes others, or was traced for training."""
-    given = tf.nest.flatten(concrete.structured_input_signature)
-    tensors = [part for part in given if isinstance(part, tf.TensorSpec)]
-    return tensors[0] if len(tensors) == 1 and not any(part is True for part in given) else None
+def _tensors_of(concrete: Any) -> tuple[tf.TensorSpec, ...]:
+    """What a function takes of each window; nothing of one that takes other tensors, or was traced for training."""
+    arguments, keywords = concrete.structured_input_signature
+    given = tf.nest.flatten((arguments, keywords))
+    tensors = tuple(part for part in given if isinstance(part, tf.TensorSpec))
+    table = arguments[0] if arguments and isinstance(arguments[0], dict) else keywords
+    if len(table) == len(tensors):
+        tensors = tuple(
+            tf.TensorSpec(spec.shape, spec.dtype, str(name)) for name, spec in zip(sorted(table), tensors, strict=True)
+        )
+    alike = len(tensors) == 1 or all(spec.shape.rank for spec in tensors)
+    return tensors if alike and not any(part is True for part in given) else ()
 
 
-def _by_keyword(signature: Any) -> Callable[[tf.Tensor], Any]:
-    (name,) = signature.structured_input_signature[1]
-    return lambda windows: signature(**{name: windows})
+def _filling(function: Any, arguments: Any) -> Callable[..., Any]:
+    """A function that takes tensors one by one, of one that takes them somewhere in its arguments."""
+    flat = tf.nest.flatten(arguments)
+
+    def filled(*tensors: tf.Tensor) -> Any:
+        rest = iter(tensors)
+        given = [next(rest) if isinstance(part, tf.TensorSpec) else part for part in flat]
+        return function(*tf.nest.pack_sequence_as(arguments, given))
+
+    return filled
+
+
+def _by_keyword(signature: Any) -> Callable[..., Any]:
+    names = sorted(signature.structured_input_signature[1])
+    return lambda *tensors: signature(**dict(zip(names, tensors, strict=True)))
+
+
+def _together(function: Any) -> Callable[..., Any]:
+    return lambda *tensors: function(tensors[0] if len(tensors) == 1 else list(tensors))
+
+
+def _named(specs: tuple[tf.TensorSpec, ...]) -> dict[str, tf.TensorSpec]:
+    """By what they are called where they were saved; by number where that tells none apart."""
+    names = [spec.name for spec in specs]
+    apart = None not in names and len(set(names)) == len(names)
+    return {
+        name if apart else f"input_{number}": spec for number, (name, spec) in enumerate(zip(names, specs, strict=True))
+    }
+
+
+def _replayed(endpoint: _Endpoint) -> tuple[Replay | None, str]:
+    """Of a graph with loops, which no tape can use twice as they were restored; and why there is none."""
+    function = endpoint.function
+    if function is None or not any(node.op in LOOPS for node in nodes_of(function.graph.as_graph_def())):
+        return None, ""
+    reason = why_not(function, lambda node: custom_gradient_of(node) is not None)
+    try:
+        return (None, reason) if reason else (Replay(function), "")
+    except Exception as error:  # whatever a graph of another version of TensorFlow lacks
+        return None, f"its graph cannot be made again ({gist(error)})"
 
 
 # ---- what it would do --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from .errors import Refused, gist
-from .layers import as_graph, calls_wrapped, function_of, keras, leaf_layers, nodes_of, steps_folded
+from .layers import LOOPS, as_graph, calls_wrapped, function_of, keras, leaf_layers, nodes_of, steps_folded
 from .packing import innermost, steps_taken
 from .saved_models import SavedModel
 
@@ -91,7 +91,7 @@ def _restored_sizes(model: keras.Model, zeros: tf.Tensor, graph: Any) -> tuple[i
     Here every tensor is counted, where else layers' outputs are, of which projections take twice as many to be kept.
     """
     steps, batch = steps_taken(model, tuple(zeros.shape[1:])), innermost(model).batch
-    loops = [node for node in nodes_of(graph) if node.op in _LOOPS]
+    loops = [node for node in nodes_of(graph) if node.op in LOOPS]
     numbers = numbers_of(model, [tuple(zeros.shape[1:])], [zeros.dtype], steps=steps, batch=batch)
     return numbers // 2, ((steps, 0),) * len(loops)
 
@@ -139,9 +139,6 @@ def _units(layer: keras.Layer) -> int:
 _SAMPLES = 7  # a number of samples that tensors without samples hardly begin with
 
 
-_LOOPS = ("While", "StatelessWhile")
-
-
 def numbers_of(
     function: Callable[..., Any],
     shapes: Sequence[tuple[int, ...]],
@@ -155,7 +152,7 @@ def numbers_of(
     """
     given = [tf.TensorSpec((_SAMPLES, *shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
     graph = as_graph(function).get_concrete_function(*given).graph.as_graph_def(add_shapes=True)
-    turned = {node.attr["body"].func.name for node in nodes_of(graph) if node.op in _LOOPS}
+    turned = {node.attr["body"].func.name for node in nodes_of(graph) if node.op in LOOPS}
     parts = [(1, graph.node)]
     parts += [(steps if part.signature.name in turned else 1, part.node_def) for part in graph.library.function]
     return sum(times * _numbers(nodes, batch) for times, nodes in parts)

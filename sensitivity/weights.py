@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from .errors import Refused, gist
 from .facts import Source, Way, Weight
-from .layers import as_graph, calls_wrapped, keras, nodes_of, steps_folded
+from .layers import LOOPS, as_graph, calls_wrapped, keras, nodes_of, steps_folded
 from .packing import drawn, innermost
 from .weighed import is_known, weighed
 
@@ -176,7 +176,7 @@ def _fastest(model: keras.Model, source: Source, target: Function, windows: tf.T
     ways: list[Way] = []
     if all(is_known(one.layer) for one in _matching(model, source.name)):
         ways.append("together")
-    if not any(node.op in ("While", "StatelessWhile") for node in nodes_of(pulled.graph.as_graph_def())):
+    if not any(node.op in LOOPS for node in nodes_of(pulled.graph.as_graph_def())):
         ways.append("side by side")
     for way in ways:
         own = replace(source, way=way)

@@ -18,6 +18,8 @@ from ..setting import Setting
 def why_not(facts: CallFacts, *, pfor: bool, xla: bool) -> str | None:
     if facts.rows == 1 or facts.only_gradient:
         return None
+    if facts.has_loops_alone and facts.rows_of in ("outputs", "vectors"):
+        return None  # loops do little at a time, and so more samples cost little
     return f"there are {facts.rows} numbers a window, and a gradient serves one"
 
 

@@ -41,6 +41,7 @@ CHAIN = [
         "layers",
         "heads",
         "packing",
+        "replay",
         "saved_models",
         "tracing",
         "precision",
