@@ -29,6 +29,13 @@ def choose_features(columns: Sequence[str], section: SeriesSection) -> tuple[str
         if missing:
             raise no_column(f"series.{key}", missing, columns)
     features = section.features or [name for name in columns if name not in beside]
+    if not features and columns:
+        raise Refused(
+            "series.features",
+            given=f"nothing, and all columns are labels or weights: {', '.join(columns)}",
+            allowed="the columns that the model takes, labels among them or not",
+            remedy="name them",
+        )
     if not features:
         raise no_column("series.features", [], columns)
     return *features, *beside

@@ -42,6 +42,12 @@ ASKED = {
     "smooth_gradients": {"samples": 4, "seed": 3},
     "expected_gradients": {"samples": 5},
 }
+KILLED = {
+    **ASKED,
+    "vjp": {"wrt": "depth", "vectors": ["sum", "mean"]},
+    "hessian": {"of": "loss", "loss": "mean_squared_error"},
+    "gradient_norm": {"wrt": "weights:inner"},
+}
 POINTS = ["before data", "mid chunk", "amid data", "after data", "after sync", "before record", "mid record"]
 
 
@@ -49,6 +55,11 @@ def net() -> keras.Model:
     return sequential(
         (LENGTH, 2), layers.LSTM(3, return_sequences=True, name="inner"), layers.Flatten(), layers.Dense(2, "tanh")
     )
+
+
+def two_inputs() -> keras.Model:
+    rain, depth = keras.Input((LENGTH, 1), name="rain"), keras.Input((1,), name="depth")
+    return keras.Model([rain, depth], layers.Dense(2)(layers.Concatenate()([layers.GRU(3)(rain), depth])))
 
 
 def series():
@@ -172,14 +183,31 @@ def test_a_store_has_the_products_numbers_and_labels(make, product, exact):
     assert worst(mean.transpose(*inside).values.astype(float), values.mean(0, dtype="float64")) < 1e-5
 
 
-KILLED = "import sys; from jobs.driver import How, resume\nfor run in sys.argv[1:]:\n    resume(run, How(serial=True))"
+GO_ON = "import sys; from jobs.driver import How, resume\nfor run in sys.argv[1:]:\n    resume(run, How(serial=True))"
 
 
-def test_every_product_ends_as_if_undisturbed_however_often_it_is_killed(make, tmp_path):
-    """One process works at all runs, one after another; in each it dies once, and the next goes on."""
+@pytest.fixture
+def killed(make, write_job):
+    """The job of a product, some of them of a loss, by weights or by one of two inputs."""
+
+    def job(product: str) -> Path:
+        run = {"path": f"runs/{product}", "shard_windows": 16}
+        if KILLED[product].get("wrt") == "depth":
+            text = '[model.inputs]\nrain = ["rain"]\ndepth = ["heat"]\n'
+            return write_job(two_inputs(), series(), text, sensitivity={"product": product, **KILLED[product]}, run=run)
+        if KILLED[product].get("of") == "loss":
+            labels = {"features": ["rain", "heat"], "labels": ["rain", "heat"]}
+            return write_job(net(), labels, sensitivity={"product": product, **KILLED[product]}, run=run)
+        return make(product, **KILLED[product])
+
+    return job
+
+
+def test_every_product_ends_as_if_undisturbed_however_often_it_is_killed(killed, tmp_path):
+    """In each run one process dies once; the next goes on, and dies in the next run."""
     runs = []
-    for product in ASKED:
-        run = Path(str(prepare(Job.load(make(product))).open_or_create().place))
+    for product in KILLED:
+        run = Path(str(prepare(Job.load(killed(product))).open_or_create().place))
         shutil.copytree(run, tmp_path / "undisturbed" / product)
         assert resume(tmp_path / "undisturbed" / product, How(serial=True)).complete
         runs.append(run)
@@ -190,8 +218,9 @@ def test_every_product_ends_as_if_undisturbed_however_often_it_is_killed(make, t
     for number, run in enumerate([*runs, None]):
         if run is not None:
             (plan / f"{number:03d} {POINTS[number % len(POINTS)]}").touch()
+        at_work = runs[max(0, number - 1) : number + 1] if run is not None else runs
         ended = subprocess.run(
-            [sys.executable, "-c", KILLED, *map(str, runs)], env=environment, timeout=PATIENCE, capture_output=True
+            [sys.executable, "-c", GO_ON, *map(str, at_work)], env=environment, timeout=PATIENCE, capture_output=True
         )
         assert ended.returncode == (0 if run is None else -signal.SIGKILL), ended.stderr.decode()
         for one in runs:
