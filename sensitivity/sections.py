@@ -71,25 +71,14 @@ class Scaling(Section):
     mean: Annotated[list[FiniteFloat], Field(min_length=1)]
     std: Annotated[list[Annotated[FiniteFloat, Field(gt=0)]], Field(min_length=1)]
 
-    @model_validator(mode="after")
-    def _same_length(self) -> Scaling:
-        if len(self.mean) != len(self.std):
+    def require(self, count: int, key: str = "scaling", what: str = "feature") -> None:
+        """Refuse a scaling that does not have one mean and one std per feature, or label."""
+        if len(self.mean) != count:
             raise Refused(
-                "series.scaling",
-                given=f"{len(self.mean)} values of mean, {len(self.std)} of std",
-                allowed="one mean and one std per feature",
-                remedy="add what is missing, in the order of series.features",
-            )
-        return self
-
-    def require(self, features: int) -> None:
-        """Refuse a scaling that does not have one mean and one std per feature."""
-        if len(self.mean) != features:
-            raise Refused(
-                "series.scaling",
-                given=f"{len(self.mean)} values for {features} features",
-                allowed="one mean and one std per feature",
-                remedy="give them in the order of series.features",
+                f"series.{key}",
+                given=f"{len(self.mean)} values for {count} {what}s",
+                allowed=f"one mean and one std per {what}",
+                remedy=f"give them in the order of series.{what}s",
             )
 
 
@@ -127,13 +116,21 @@ class SeriesSection(Section):
                     allowed="with series.labels",
                     remedy="name the columns of the labels, or leave it out",
                 )
-        if self.label_scaling and len(self.label_scaling.mean) != len(names):
-            raise Refused(
-                "series.label_scaling",
-                given=f"{len(self.label_scaling.mean)} values for {len(names)} labels",
-                allowed="one mean and one std per label",
-                remedy="give them in the order of series.labels",
-            )
+        if self.label_scaling:
+            self.label_scaling.require(len(names), "label_scaling", "label")
+        return self
+
+    @model_validator(mode="after")
+    def _scalings_complete(self) -> SeriesSection:
+        for key, what in (("scaling", "feature"), ("label_scaling", "label")):
+            scaling: Scaling | None = getattr(self, key)
+            if scaling and len(scaling.mean) != len(scaling.std):
+                raise Refused(
+                    f"series.{key}",
+                    given=f"{len(scaling.mean)} values of mean, {len(scaling.std)} of std",
+                    allowed=f"one mean and one std per {what}",
+                    remedy=f"add what is missing, in the order of series.{what}s",
+                )
         return self
 
     @model_validator(mode="after")
@@ -148,12 +145,13 @@ class SeriesSection(Section):
                 remedy="take the repeated names out",
             )
         for key, name in (("time", self.time), ("site", self.site)):
-            if name and name in names:
+            taken = {"features": names, "labels": self.labels or (), "weights": (self.weights,)}
+            if among := next((part for part, columns in taken.items() if name and name in columns), None):
                 raise Refused(
-                    "series.features",
+                    f"series.{among}",
                     given=f"the {key} column {name!r} among them",
-                    allowed="numeric columns that the model takes",
-                    remedy=f"leave the {key} column out of features",
+                    allowed="numeric columns that the model, or a loss, takes",
+                    remedy=f"leave the {key} column out of {among}",
                 )
         if names and self.scaling:
             self.scaling.require(len(names))

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from .errors import Refused, gist
 from .facts import Source, Way, Weight
-from .layers import LOOPS, as_graph, calls_wrapped, keras, nodes_of, steps_folded
+from .layers import LOOPS, as_graph, calls_wrapped, input_names, keras, nodes_of, steps_folded
 from .packing import drawn, innermost
 from .weighed import is_known, weighed
 
@@ -42,8 +42,11 @@ class _Owned:
         return Weight(self.name, tuple(self.variable.shape))
 
 
-def is_weights(wrt: str) -> bool:
-    return wrt == WEIGHTS or wrt.startswith(f"{WEIGHTS}:")
+def is_weights(model: keras.Model, wrt: str) -> bool:
+    """Whether `wrt` means weights. An input or a layer may be called so: then "weights:*" means them."""
+    given = innermost(model)
+    named = (*input_names(given), *(layer.name for layer in given._flatten_layers(include_self=False)))
+    return wrt.startswith(f"{WEIGHTS}:") or (wrt == WEIGHTS and WEIGHTS not in named)
 
 
 def weights_named(model: keras.Model, wrt: str, target: Function, zeros: tf.Tensor) -> Source:
@@ -56,7 +59,7 @@ def weights_named(model: keras.Model, wrt: str, target: Function, zeros: tf.Tens
 
 def meant(model: keras.Model, wrt: str) -> tuple[str, ...]:
     """The names of weights that `wrt` means as long as none is frozen, or no longer."""
-    return tuple(one.name for one in _matching(model, wrt)) if is_weights(wrt) else ()
+    return tuple(one.name for one in _matching(model, wrt)) if is_weights(model, wrt) else ()
 
 
 # ---- names -------------------------------------------------------------------------------------------

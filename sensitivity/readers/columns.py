@@ -41,17 +41,24 @@ def choose_features(columns: Sequence[str], section: SeriesSection) -> tuple[str
     return *features, *beside
 
 
-def require_once(used: Sequence[str], columns: Sequence[str]) -> None:
+def require_once(used: Sequence[str], columns: Sequence[str], section: SeriesSection) -> None:
     """Refuse to take a column of which there are two."""
     count = Counter(columns)
     twice = [name for name in dict.fromkeys(used) if count[name] > 1]
     if twice:
         raise Refused(
-            "series.features",
+            _key_of(twice[0], section),
             given=f"{', '.join(twice)}, {count[twice[0]]} columns of this name in the series",
             allowed="columns that have names of their own",
             remedy="rename one of them in the series",
         )
+
+
+def _key_of(name: str, section: SeriesSection) -> str:
+    """The key of a job file that asks for a column."""
+    if name in section.beside:
+        return "series.weights" if name == section.weights else "series.labels"
+    return next((f"series.{key}" for key in ("time", "site") if getattr(section, key) == name), "series.features")
 
 
 def no_column(key: str, missing: Sequence[str], columns: Sequence[str]) -> Refused:
@@ -84,7 +91,7 @@ def numbers(column: Any, name: str, first_row: int) -> np.ndarray:
             f"series column {name!r}",
             given=f"values that are no numbers, first\n{rows}",
             allowed="numbers, or nothing where a value is missing",
-            remedy="name a time column as series.time; leave text columns out of series.features",
+            remedy="name a time column as series.time; leave text columns out of features and labels",
         )
     return found.to_numpy(np.float64, na_value=np.nan)
 

@@ -76,7 +76,7 @@ class _Labelled(Sliced):
         columns = [*_columns(dataset, axes), *(_once_a_site(dataset, axes) if section.features else ())]
         names = [name for name, _ in columns]
         self.features = choose_features(names, section)
-        require_once(self.features, names)
+        require_once(self.features, names, section)
         places = dict(columns)
         self._places = [places[name] for name in self.features]
 

@@ -30,7 +30,7 @@ class _Table(ABC):
             raise no_column("series.time", [self.time], columns)
         others = [name for name in columns if name not in (self.time, self.site)]
         self.features = choose_features(others, section)
-        require_once(self._columns, columns)
+        require_once(self._columns, columns, section)
 
     @property
     def _columns(self) -> list[str]:

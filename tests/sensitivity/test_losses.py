@@ -384,6 +384,13 @@ def test_labels_that_cannot_be_the_outputs_are_refused(arguments, more, key):
             {"of": "loss", "loss": "mse"},
             "series.label_scaling",
         ),
+        (
+            {"labels": ["q"], "label_scaling": {"mean": [0.0], "std": [1.0, 1.0]}},
+            {"of": "loss", "loss": "mse"},
+            "series.label_scaling",
+        ),
+        ({"labels": ["q", "t"], "time": "t"}, {"of": "loss", "loss": "mse"}, "series.labels"),
+        ({"labels": ["q"], "weights": "s", "site": "s"}, {"of": "loss", "loss": "mse"}, "series.weights"),
     ],
 )
 def test_a_job_without_all_of_it_is_refused(series, asked, key):

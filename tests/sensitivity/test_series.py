@@ -12,6 +12,7 @@ from sensitivity.addresses import place_at
 from sensitivity.errors import Refused
 from sensitivity.folders import Folder
 from sensitivity.readers import blocks
+from sensitivity.readers.columns import require_once
 from sensitivity.sections import Scaling, SeriesSection
 from sensitivity.series import first_windows, ingest, ingested, is_sliceable, open_series
 from sensitivity.survey import survey
@@ -284,3 +285,11 @@ def test_first_windows_look_past_gaps(tmp_path, monkeypatch):
     table["rain"] = np.nan
     with pytest.raises(Refused, match="every window"):
         first_windows(write_csv(table, tmp_path), Windows(40, 5), "float64", 3)
+
+
+def test_columns_that_are_there_twice_are_told_by_their_key():
+    section = SeriesSection(path="x.csv", time="t", features=["rain"], labels=["q"], weights="w")
+    for name, key in {"q": "labels", "w": "weights", "t": "time", "rain": "features"}.items():
+        with pytest.raises(Refused) as refusal:
+            require_once([name], ["rain", "q", "w", "t", name], section)
+        assert refusal.value.key == f"series.{key}"

@@ -259,3 +259,11 @@ def test_frozen_weights_are_none_of_them():
     model.trainable = False
     with pytest.raises(Refused, match="no trainable weights"):
         sensitivity.jacobian(model, WINDOWS, wrt="weights")
+
+
+def test_a_layer_may_be_called_weights():
+    model = sequential((3,), layers.Dense(2, "tanh", name="weights"), layers.Dense(1))
+    windows = np.random.default_rng(0).standard_normal((4, 3)).astype("float32")
+    by_layer = sensitivity.jacobian(model, windows, wrt="weights")
+    assert worst(by_layer, np.broadcast_to(model.get_weights()[2].T, (4, 1, 2))) < 1e-6
+    assert sensitivity.jacobian(model, windows, wrt="weights:*").shape == (4, 1, 3 * 2 + 2 + 2 + 1)
