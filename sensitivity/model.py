@@ -181,15 +181,12 @@ def shaped(facts: ModelFacts, product: Product) -> ModelFacts:
     return replace(_scanned(asked), variables=(stored[0], stored[-1], *stored[1:-1]))
 
 
-def describe_call(model: keras.Model, input_shape: tuple[int, ...], *, of: str, dtype: str, **wanted: Any) -> CallFacts:
-    """The facts of a call on `(batch, *input_shape)`, whatever its axes mean, by the input: see `described`."""
-    return shaped_call(described_call(model, input_shape, of=of, wrt=INPUT, dtype=dtype, **wanted), Jacobian())
-
-
 def described_call(
     model: keras.Model, input_shape: tuple[int, ...], *, of: str, wrt: str, dtype: str, **wanted: Any
 ) -> CallFacts:
-    """The same by the source `wrt`, before any product."""
+    """The facts of a call on `(batch, *input_shape)`, whatever its axes mean, by the source `wrt`, before any product:
+    see `described`.
+    """
     return _run_once(model, input_shape, of, wrt, dtype, **wanted)[0]
 
 

@@ -91,7 +91,8 @@ def tuned(path: str, windows: np.ndarray, threads: int, exhaustive: bool, until:
     from sensitivity import candidates, machine, meter, tuning
     from sensitivity.engine import Tuned
     from sensitivity.job import SensitivitySection
-    from sensitivity.model import Target, describe_call
+    from sensitivity.model import Target
+    from tests.describing import describe_call
 
     model = keras.models.load_model(path)
     facts = describe_call(model, windows.shape[1:], of="output", dtype="float32")

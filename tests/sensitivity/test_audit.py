@@ -9,9 +9,10 @@ from keras import layers
 from sensitivity.audit import audit, require_independent
 from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
-from sensitivity.model import Target, describe_call
+from sensitivity.model import Target
 from sensitivity.setting import Setting
 from tests.conftest import sequential
+from tests.describing import describe_call
 
 SHAPE = (6, 2)
 

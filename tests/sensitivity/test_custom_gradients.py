@@ -12,9 +12,10 @@ import sensitivity
 from sensitivity.audit import audit, few
 from sensitivity.engine import Tuned
 from sensitivity.kernels import KERNELS, why_not
-from sensitivity.model import Target, describe_call
+from sensitivity.model import Target
 from sensitivity.setting import Setting
 from tests.conftest import sequential, tape_jacobian, worst
+from tests.describing import describe_call
 
 SHAPE = (4, 2)
 WINDOWS = np.random.default_rng(0).standard_normal((4, *SHAPE)).astype("float32")

@@ -11,9 +11,10 @@ from keras import layers
 from sensitivity.engine import Tuned
 from sensitivity.kernels import KERNELS, why_not
 from sensitivity.loading import cast
-from sensitivity.model import Target, describe_call
+from sensitivity.model import Target
 from sensitivity.setting import Setting
 from tests.conftest import tape_jacobian, worst
+from tests.describing import describe_call
 
 SHAPE = (4, 2)
 WINDOWS = np.random.default_rng(0).standard_normal((3, *SHAPE)).astype("float32")

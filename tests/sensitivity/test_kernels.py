@@ -17,10 +17,11 @@ from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
 from sensitivity.job import SensitivitySection
 from sensitivity.loading import cast
-from sensitivity.model import Target, describe, describe_call
+from sensitivity.model import Target, describe
 from sensitivity.sections import WindowsSection
 from sensitivity.setting import Setting
 from tests.conftest import sequential, tape_jacobian, worst
+from tests.describing import describe_call
 
 SHAPE = (8, 3)
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 from keras import layers
 
 from sensitivity.layers import calls_wrapped, leaf_layers, steps_folded
-from sensitivity.model import describe_call
 from tests.conftest import sequential, worst
+from tests.describing import describe_call
 
 STEPS = {
     "dense": [layers.TimeDistributed(layers.Dense(3, "tanh"))],

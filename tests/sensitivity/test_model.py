@@ -9,9 +9,10 @@ from keras import layers
 from sensitivity.errors import Refused
 from sensitivity.facts import ModelFacts
 from sensitivity.loading import cast, fingerprint, load_file, load_model
-from sensitivity.model import Target, describe, describe_call
+from sensitivity.model import Target, describe
 from sensitivity.sections import ModelSection, WindowsSection
 from tests.conftest import sequential
+from tests.describing import describe_call
 
 MODULE = """
 import keras

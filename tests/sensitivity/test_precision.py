@@ -10,8 +10,8 @@ from keras import layers
 import sensitivity
 from sensitivity.errors import Refused
 from sensitivity.loading import cast, in_full_precision
-from sensitivity.model import describe_call
 from tests.conftest import sequential, tape_jacobian, worst
+from tests.describing import describe_call
 
 SHAPE = (5, 2)
 WINDOWS = np.random.default_rng(0).standard_normal((4, *SHAPE)).astype("float32")

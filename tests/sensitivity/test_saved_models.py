@@ -188,8 +188,9 @@ def test_a_module_in_memory_needs_no_saving():
 def test_outputs_are_split_where_memory_is_short(bound):
     _, model = bound
     from sensitivity.engine import Tuned
-    from sensitivity.model import Target, describe_call
+    from sensitivity.model import Target
     from sensitivity.setting import Setting
+    from tests.describing import describe_call
 
     target = Target(model, describe_call(model, SHAPE, of="output", dtype="float32"))
     parts = Tuned(target, Setting("gradient", 2, outputs_per_call=5))(WINDOWS)

@@ -20,11 +20,12 @@ from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
 from sensitivity.job import SensitivitySection
 from sensitivity.loading import cast
-from sensitivity.model import Target, describe_call
+from sensitivity.model import Target
 from sensitivity.plan import call_memory
 from sensitivity.setting import Setting
 from sensitivity.walks import FEW_ROWS
 from tests.conftest import sequential, tape_jacobian, worst
+from tests.describing import describe_call
 
 SHAPE = (6, 3)
 SEQUENCE = {"return_sequences": True}

@@ -8,10 +8,11 @@ import tensorflow as tf
 from keras import layers
 
 from sensitivity.engine import Tuned
-from sensitivity.model import Target, describe_call
+from sensitivity.model import Target
 from sensitivity.plan import call_memory, result_bytes
 from sensitivity.setting import Setting
 from tests.conftest import sequential
+from tests.describing import describe_call
 
 SEQUENCE = {"return_sequences": True}
 

@@ -16,11 +16,12 @@ from sensitivity.facts import ModelFacts
 from sensitivity.heads import Selection, select
 from sensitivity.job import SensitivitySection
 from sensitivity.kernels import KERNELS, why_not
-from sensitivity.model import Target, describe, describe_call
+from sensitivity.model import Target, describe
 from sensitivity.plan import call_memory
 from sensitivity.probes import Seen, contracted, vjp
 from sensitivity.setting import Setting
 from tests.conftest import sequential, tape_jacobian, worst
+from tests.describing import describe_call
 
 SHAPE = (11, 2)
 

@@ -16,11 +16,12 @@ from sensitivity.engine import Tuned, compile_kernel
 from sensitivity.errors import Refused
 from sensitivity.folders import Folder
 from sensitivity.job import SensitivitySection
-from sensitivity.model import Target, describe_call
+from sensitivity.model import Target
 from sensitivity.plan import call_memory
 from sensitivity.setting import Choice, Setting, Trial
 from sensitivity.tuning import Room, tune
 from tests.conftest import sequential, tape_jacobian, worst
+from tests.describing import describe_call
 
 SHAPE = (6, 2)
 GB = 10**9
