@@ -47,10 +47,12 @@ def backward(
     nodes: Iterable[Any],
 ) -> Backward:
     """Of a target of windows `(batch, *shape)`. nodes: its graph's operations. Raises `Refused` without a gradient."""
-    saved = isinstance(innermost(model), SavedModel)
+    saved, nodes = isinstance(innermost(model), SavedModel), list(nodes)
     found = _restored(innermost(model), target, shape, dtype) if saved else Backward()
     if saved and any(node.op == "StopGradient" for node in nodes):  # as tf.nn.moments has
         found = replace(found, only_first="it was saved with a stopped gradient, such as that of normalization")
+    elif any(node.op == "StopGradient" and "moments/" in node.name for node in nodes):
+        found = replace(found, only_first="it has TensorFlow's moments by a name of its own: call tf.nn.moments")
     if not any(map(custom_gradient_of, nodes)):
         return found
     try:

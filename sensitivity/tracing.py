@@ -11,7 +11,17 @@ import numpy as np
 import tensorflow as tf
 
 from .errors import Refused, gist
-from .layers import LOOPS, as_graph, calls_wrapped, function_of, keras, leaf_layers, nodes_of, steps_folded
+from .layers import (
+    LOOPS,
+    as_graph,
+    calls_wrapped,
+    function_of,
+    keras,
+    leaf_layers,
+    moments_exact,
+    nodes_of,
+    steps_folded,
+)
 from .packing import innermost, steps_taken
 from .saved_models import SavedModel
 
@@ -54,7 +64,7 @@ def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
     def call(windows: tf.Tensor) -> Any:
         seen.size = 0  # again, where variables are made
         seen.recurrent.clear()
-        with steps_folded(model), calls_wrapped(leaf_layers(model), seen.watched):
+        with moments_exact(), steps_folded(model), calls_wrapped(leaf_layers(model), seen.watched):
             return model(windows)
 
     try:

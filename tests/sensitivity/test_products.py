@@ -16,7 +16,7 @@ from sensitivity.errors import Refused
 from sensitivity.loading import cast
 from sensitivity.products.integrated_gradients import lobatto
 from sensitivity.products.smooth_gradients import noise_of
-from tests.conftest import sequential, worst
+from tests.conftest import sequential, tape_jacobian, worst
 
 WINDOWS = np.random.default_rng(3).standard_normal((5, 6, 2)).astype("float32")
 RANDOM = np.random.default_rng(4)
@@ -345,6 +345,23 @@ def test_a_variance_has_second_derivatives():
     direction = RANDOM.standard_normal((1, 6, 2))
     expected = np.einsum("nolfmg,dmg->nodlf", reference.hessian, direction)
     assert worst(sensitivity.hvp(model, WINDOWS, direction), expected) < CLOSE
+
+
+def test_a_variance_that_holds_its_mean_constant_has_none():
+    """`moments` by a name of its own stays TensorFlow's; a gradient that is stopped elsewhere is meant so."""
+    own = tf.nn.moments
+
+    def normalized(x):
+        mean, variance = own(x, [1], keepdims=True)
+        return (x - mean) / tf.sqrt(variance + 1)
+
+    model = sequential((6, 2), layers.Flatten(), layers.Lambda(normalized), layers.Dense(1))
+    assert worst(sensitivity.jacobian(model, WINDOWS), tape_jacobian(model, WINDOWS)) < CLOSE
+    with pytest.raises(Refused, match=r"tf\.nn\.moments"):
+        sensitivity.hessian(model, WINDOWS)
+    stopped = layers.Lambda(lambda x: x * tf.stop_gradient(x))
+    model = sequential((6, 2), layers.Flatten(), stopped, layers.Dense(1))
+    assert np.abs(sensitivity.hessian(model, WINDOWS)).max() == 0
 
 
 # ---- what is refused ----------------------------------------------------------------------------------
