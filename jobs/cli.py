@@ -10,8 +10,9 @@ import click
 
 from sensitivity import __version__
 
-from .commands import errors_explained, together
+from .commands import TRUST, errors_explained, together
 from .questions import RUN, compare, damage_refused, query, top
+from .recurrent import recurrent
 from .reports import report
 from .stopping import GRACE_SECONDS
 
@@ -20,10 +21,6 @@ PICTURES = [
     *("window", "distribution", "comparison"),
 ]
 JOB = click.argument("job", type=click.Path(path_type=Path))
-
-TRUST = click.option(
-    "--trust-model", is_flag=True, help="Let run what the model holds: Python code, operations on files."
-)
 
 
 work_options = together(
@@ -194,7 +191,7 @@ def verify(run: str, repair: bool) -> None:
     sys.exit(verify_run(Run.open(run, to_mend=True), repair=repair))
 
 
-for command in (query, top, compare, report):
+for command in (query, top, compare, recurrent, report):
     main.add_command(command)
 
 

@@ -10,6 +10,9 @@ from typing import Any
 
 import click
 
+TRUST = click.option(
+    "--trust-model", is_flag=True, help="Let run what the model holds: Python code, operations on files."
+)
 FAILED, INVALID = 1, 2
 TRACEBACKS = "SENSITIVITY_TRACEBACKS"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 Rows = list[dict[str, object]]
 WIDE = 200  # where there is no terminal to fit into
 LOW, HIGH = "_low", "_high"
-STATISTICS_BEGIN = ("count", "count_a")
+STATISTICS_BEGIN = ("count", "count_a", "windows")
 SINGLE = ("output_step", "output")  # labels that most models have one of
 
 
@@ -69,7 +69,7 @@ class _Column:
 
 def _columns(rows: Rows) -> list[_Column]:
     names = list(rows[0])
-    first = next((i for i, name in enumerate(names) if name in STATISTICS_BEGIN), 0)
+    first = next((names.index(name) for name in STATISTICS_BEGIN if name in names), 0)
     found = []
     for i, name in enumerate(names):
         values = [row[name] for row in rows]
@@ -82,7 +82,7 @@ def _columns(rows: Rows) -> list[_Column]:
         if f"{name}{LOW}" in names:
             ends = [(_cell(row[f"{name}{LOW}"]), _cell(row[f"{name}{HIGH}"])) for row in rows]
             cells = [f"{cell} ({low} … {high})" for cell, (low, high) in zip(cells, ends, strict=True)]
-        found.append(_Column(name, cells, label, isinstance(values[0], str)))
+        found.append(_Column(name, cells, label, any(isinstance(value, str) for value in values)))
     return found
 
 

@@ -122,6 +122,15 @@ class Windows:
         reached = np.maximum.accumulate(np.concatenate([[0], last]))[:-1]
         return int(np.maximum(0, last - np.maximum(first, reached)).sum())
 
+    def whole(self, missing: Gaps, most: int) -> np.ndarray:
+        """Numbers of windows that touch no missing step, at most so many of them, evenly chosen: int64 `(window)`."""
+        first, last = self._touched(missing)
+        begin = np.maximum(first, np.maximum.accumulate(np.concatenate([[0], last]))[:-1])
+        lost = np.concatenate([[0], np.cumsum(np.maximum(0, last - begin))])
+        count = self.count - int(lost[-1])
+        ranks = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
+        return ranks + lost[np.searchsorted(begin - lost[:-1], ranks, side="right")]
+
     def _touched(self, missing: Gaps) -> np.ndarray:
         """The windows `[first, last)` that touch each run of missing steps, by their first: int64 `(2, run)`."""
         if not isinstance(missing, Missing):

@@ -27,13 +27,13 @@ def test_the_readme_from_job_file_to_dask(tmp_path, ray_session, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("soil.toml").write_text(block("toml"))
     features = tomllib.loads(block("toml"))["series"]["features"]
-    model = sequential((20, 2), layers.Flatten(), layers.Dense(3, "tanh"), layers.Dense(1))
+    model = sequential((20, 2), layers.LSTM(3), layers.Dense(1))
     model.save("soil.keras")
     frame(200, tuple(features)).assign(site="01013500").to_csv("weather.csv", index=False)
 
     commands = re.findall(r"^    sensitivity (.+?)(?:  +#.*)?$", README, re.MULTILINE)
     names = [command.split()[0] for command in commands]
-    reading = ["query", "query", "top", "compare", "plot", "report"]
+    reading = ["query", "query", "top", "compare", "plot", "recurrent", "report"]
     assert names == ["plan", "run", "submit", "resume", "status", "verify", *reading]
     for command in commands:
         if command.startswith("submit "):  # needs a cluster: tests/jobs/test_submit.py runs it on one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +57,7 @@ def halves_of(model: keras.Model, layer: str | keras.Layer | None = None) -> tup
     layer: its name, or itself where names repeat; one half of a `Bidirectional` alone, too. None: the only one.
     """
     owners = _owners(_require_model(model))
-    halves = {id(half.rnn): half for owner in owners for half in _passes(owner)}
-    wholes = [(owner, _passes(owner)) for owner in owners]
-    candidates = wholes + [(half.rnn, (half,)) for half in halves.values() if half.rnn is not half.owner]
+    wholes, candidates = [(owner, _passes(owner)) for owner in owners], _candidates(owners)
     if layer is None:
         found = wholes
     elif isinstance(layer, str):
@@ -68,6 +67,27 @@ def halves_of(model: keras.Model, layer: str | keras.Layer | None = None) -> tup
     if len(found) != 1:
         raise _refused(layer, len(found), owners)
     return found[0][1]
+
+
+def named(model: keras.Model, names: Sequence[str]) -> tuple[keras.Layer, ...]:
+    """Recurrent layers of those names, of layers that are called alike all, in the model's order; halves of a
+    `Bidirectional` after them. Without names every layer. Raises `Refused` for a name that none has.
+    """
+    owners = _owners(_require_model(model))
+    if not names:
+        return tuple(owners)
+    candidates = [layer for layer, _ in _candidates(owners)]
+    for name in names:
+        if name not in [layer.name for layer in candidates]:
+            raise _refused(name, 0, owners)
+    return tuple(layer for layer in candidates if layer.name in names)
+
+
+def _candidates(owners: list[keras.Layer]) -> list[tuple[keras.Layer, tuple[Half, ...]]]:
+    """What can be looked into, with its passes: layers, then each half of those that have two."""
+    wholes = [(owner, _passes(owner)) for owner in owners]
+    halves = {id(half.rnn): half for _, passes in wholes for half in passes if half.rnn is not half.owner}
+    return [*wholes, *((half.rnn, (half,)) for half in halves.values())]
 
 
 def _require_model(model: Any) -> keras.Model:

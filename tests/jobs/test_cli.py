@@ -25,7 +25,7 @@ def test_help_is_quick_and_names_every_command():
     code += "print([m for m in ('tensorflow', 'ray', 'xarray', 'pandas', 'pydantic') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    commands = ("demo", "plan", "run", "submit", "resume", "status", "verify", "query", "plot")
+    commands = ("demo", "plan", "run", "submit", "resume", "status", "verify", "query", "plot", "recurrent")
     assert all(f"\n  {command} " in done.stdout for command in commands)
 
 
@@ -91,7 +91,7 @@ def test_kernel_gradient_for_several_outputs_is_refused(write_job):
     assert "sensitivity.kernel" in result.stderr
 
 
-@pytest.mark.parametrize("command", [["status"], ["verify"], ["resume"], ["query"], ["plot"]])
+@pytest.mark.parametrize("command", [["status"], ["verify"], ["resume"], ["query"], ["plot"], ["recurrent"]])
 def test_what_is_no_run_is_refused(tmp_path, command):
     extra = {"query": ["importance"], "plot": ["heatmap", "-o", tmp_path / "x.png"]}.get(command[0], [])
     result = call(*command, tmp_path / "nowhere", *extra)

@@ -16,7 +16,7 @@ import sensitivity
 from jobs.describe import described
 from jobs.driver import How, resume, run_job
 from jobs.prepare import prepare
-from sensitivity import query
+from sensitivity import query, recurrent
 from sensitivity.errors import Refused
 from sensitivity.job import Job
 from sensitivity.loading import cast
@@ -189,6 +189,19 @@ def by_weather(folder) -> Run:
 
 def test_a_loss_by_the_weather(by_weather, of_loss):
     require_all(sensitivity.open_run(by_weather.place), of_loss, 0)
+
+
+def test_recurrent_layers_are_given_every_input(by_weather, panel, of_loss):
+    weather = np.stack([panel[name].values for name in ("rain", "heat")], -1)
+    sites, times = list(AREA), list(panel["time"].values)
+    found = [(sites.index(site), times.index(time)) for site, time in of_loss]
+    windows = np.stack([weather[site, last - LENGTH + 1 : last + 1] for site, last in found])
+    area = np.array([[AREA[sites[site]]] for site, _ in found])
+    given = {"weather": (windows - MEAN[:2]) / STD[:2], "site": (area - MEAN[2]) / STD[2]}
+    model = cast(net(), "float64")
+    for layer, name in zip(recurrent.of_run(by_weather), recurrent.layers(model), strict=True):
+        (expected,) = recurrent.jacobian_decay(model, given, name, most_windows=len(found))
+        np.testing.assert_allclose(layer.decays[0].log_norms, expected.log_norms, atol=1e-4)
 
 
 def test_a_lost_shard_of_a_loss_is_computed_again(folder, by_weather):

@@ -288,6 +288,12 @@ def test_windows_without_their_labels_are_skipped(length, stride, sizes, offsets
     count = windows.count
     assert windows.skipped(missing, 0, count).tolist() == expected if count else not expected
     assert windows.skipped_count(missing) == sum(expected)
+    whole = [number for number, skipped in enumerate(expected) if not skipped]
+    assert windows.whole(missing, steps).tolist() == whole
+    few = windows.whole(missing, 3).tolist()
+    assert few == sorted({*whole[:1], *whole[-1:], *(few[1:2])})
+    assert set(few) <= set(whole)
+    assert len(few) == min(3, len(whole))
 
 
 def runs(gaps: np.ndarray) -> tuple[tuple[int, int], ...]:

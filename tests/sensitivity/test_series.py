@@ -243,6 +243,7 @@ def test_window_geometry_against_brute_force(shape, gaps, data):
     touched = np.array([missing[start : start + length].any() for start in starts], bool)
     assert windows.count == len(starts)
     assert windows.skipped_count(runs) == touched.sum()
+    np.testing.assert_array_equal(windows.whole(runs, steps), np.flatnonzero(~touched))
     if starts:
         first = data.draw(st.integers(0, len(starts) - 1))
         last = data.draw(st.integers(first + 1, len(starts)))

@@ -123,6 +123,7 @@ def test_geometry_over_sites_against_brute_force(sites, length, stride, gaps, da
     touched = np.array([missing[start : start + length].any() for start in first_steps], bool)
     assert windows.count == len(first_steps)
     assert windows.skipped_count(runs) == touched.sum()
+    np.testing.assert_array_equal(windows.whole(runs, steps), np.flatnonzero(~touched))
     if not first_steps:
         return
     first = data.draw(st.integers(0, len(first_steps) - 1))

@@ -5,7 +5,7 @@ import pytest
 from keras import layers
 
 from sensitivity.errors import Refused
-from sensitivity.recurrent.halves import halves_of
+from sensitivity.recurrent.halves import halves_of, named
 from sensitivity.recurrent.halves import layers as recurrent_layers
 
 
@@ -48,6 +48,15 @@ def test_names_that_repeat_are_refused_and_layers_are_not():
     with pytest.raises(Refused, match="give the layer itself"):
         halves_of(model, "same")
     assert halves_of(model, last)[0].rnn is last
+    both = (model.get_layer("inner").get_layer("same"), last)
+    assert named(model, ["same"]) == named(model, []) == both
+
+
+def test_several_layers_and_halves_are_named_at_once(model):
+    assert [layer.name for layer in named(model, [])] == ["deep", "both", "last"]
+    assert [layer.name for layer in named(model, ["backward_part", "last", "last"])] == ["last", "backward_part"]
+    with pytest.raises(Refused, match="nowhere[\\s\\S]*deep, both, last"):
+        named(model, ["deep", "nowhere"])
 
 
 def test_what_is_no_model_is_refused():
