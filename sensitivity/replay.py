@@ -16,13 +16,17 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
-from .layers import LOOPS, as_graph, nodes_of
+from .layers import LOOPS, as_graph
 
 _BRANCHES = ("If", "StatelessIf")
 _TOLERANCE = 1e-5  # of the largest entry
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-# Of operations with a state, those that only read it, or that are made of others.
-_READING = {"ReadVariableOp", "Placeholder", *LOOPS, *_BRANCHES, *_CALLS}
+_FUNCTIONS = {
+    **dict.fromkeys(LOOPS, ("cond", "body")),
+    **dict.fromkeys(_BRANCHES, ("then_branch", "else_branch")),
+    **dict.fromkeys(_CALLS, ("f",)),
+}
+_ASSIGNING = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
 class Replay:
@@ -40,6 +44,31 @@ class Replay:
             [self._graph.get_tensor_by_name(tensor.name) for tensor in tensors]
             for tensors in (function.graph.inputs, function.graph.outputs)
         )
+
+    def why_not(self, is_custom: Callable[[Any], bool]) -> str:
+        """Why it cannot be made again; empty where it can. is_custom: whether a node has a user's own gradient, which
+        belongs to the function that was restored.
+        """
+        return self._why_not(self._graph, self._given, self._found, is_custom)
+
+    def _why_not(
+        self, graph: tf.Graph, taken: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor], is_custom: Callable[[Any], bool]
+    ) -> str:
+        way = _on_the_way(graph, {tensor.ref(): None for tensor in taken}, wanted)
+        names, read = {operation.name for operation in way}, {tensor.ref() for one in way for tensor in one.inputs}
+        for operation in graph.get_operations():
+            kind = operation.type
+            if kind in _FUNCTIONS:
+                parts = [self._of(operation, name) for name in _FUNCTIONS[kind]]
+                if reason := next(filter(None, (self._why_not(p, p.inputs, p.outputs, is_custom) for p in parts)), ""):
+                    return reason
+            elif operation.name in names and is_custom(operation.node_def):
+                return "it has a custom gradient"
+            elif kind in _ASSIGNING and operation.name not in names and operation.inputs[0].ref() not in read:
+                continue  # such as the state of a random generator, which no output takes
+            elif not hasattr(tf.raw_ops, kind) or (_has_state(kind) and kind not in ("ReadVariableOp", "Placeholder")):
+                return f"it has the operation {kind}"
+        return ""
 
     def __call__(self, *given: tf.Tensor) -> Any:
         found = self._run(self._graph, (*given, *self._function.captured_inputs), self._given, self._found)
@@ -82,7 +111,8 @@ class Replay:
             return self._run(condition, whole(values), condition.inputs, condition.outputs)[0]
 
         def turn(*values: Any) -> list[Any]:
-            return self._run(body, whole(values), body.inputs, [body.outputs[place] for place in turned])
+            found = self._run(body, whole(values), body.inputs, [body.outputs[place] for place in turned])
+            return [_as_wide(one, value) for one, value in zip(found, values, strict=True)]
 
         found = tf.while_loop(
             goes_on,
@@ -102,19 +132,6 @@ class Replay:
         return self._graphs[function]
 
 
-def why_not(function: tf.types.experimental.ConcreteFunction, is_custom: Callable[[Any], bool]) -> str:
-    """Why a function cannot be made again; empty where it can. is_custom: whether a node has a user's own gradient,
-    which belongs to the function that was restored.
-    """
-    for node in nodes_of(function.graph.as_graph_def()):
-        if is_custom(node):
-            return "it has a custom gradient"
-        definition = getattr(tf.raw_ops, node.op, None)
-        if definition is None or (node.op not in _READING and _has_state(node.op)):
-            return f"it has the operation {node.op}"
-    return ""
-
-
 @functools.cache
 def _has_state(kind: str) -> bool:
     from tensorflow.python.framework import op_def_registry
@@ -132,6 +149,14 @@ def _on_the_way(graph: tf.Graph, known: dict[Any, Any], wanted: Sequence[tf.Tens
             needed.update(tensor.ref() for tensor in operation.inputs)
             found.append(operation)
     return found[::-1]
+
+
+def _as_wide(found: Any, value: Any) -> Any:
+    """What a loop carries on, with the length of 1 that it had: what is added to such a one may have any."""
+    if found.shape.rank is None or found.shape.rank != value.shape.rank:
+        return found
+    sizes = [1 if now is None and before == 1 else now for now, before in zip(found.shape, value.shape, strict=True)]
+    return found if sizes == found.shape.as_list() else tf.ensure_shape(found, sizes)
 
 
 def _most_turns(body: Any, given: list[Any]) -> tf.Tensor | None:

@@ -19,7 +19,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from .errors import Refused, gist
 from .job_files import SAVED_GRAPH
 from .layers import LOOPS, keras, nodes_of
-from .replay import Replay, agree, drawn_of, why_not
+from .replay import Replay, agree, drawn_of
 
 _ALLOWED = "a SavedModel that takes windows, (batch, …), of floating-point numbers"
 _EXPORT = 'save the model again with model.export("saved") or tf.saved_model.save(module, "saved")'
@@ -70,7 +70,7 @@ class SavedModel(keras.Model):
         self.inputs: list[keras.KerasTensor] = []
         self._restored, self._endpoint = restored, endpoint
         self._replay, self.bound = _replayed(endpoint)
-        self._agreed: dict[tuple[tuple[int, ...], ...], bool] = {}  # by shapes of a window
+        self._agreed: dict[tuple[Any, ...], bool] = {}  # by how many windows, and shapes of one
         self.built = True
         if all(spec.shape.rank for spec in specs):
             self.batch = next((spec.shape[0] for spec in specs if spec.shape[0]), None)
@@ -88,19 +88,30 @@ class SavedModel(keras.Model):
         if isinstance(windows, dict):
             windows = [windows[tensor.name] for tensor in self.inputs]
         given = list(windows) if isinstance(windows, list | tuple) else [windows]
-        whole, call = self.batch in (None, given[0].shape[0]), self._call_for([part.shape[1:] for part in given])
+        whole, call = self.batch in (None, given[0].shape[0]), self._call_for(given)
         found = call(*given) if whole else self._in_batches(call, given, self.batch or 1)
+        found = tf.nest.map_structure(self._in_own_dtype, found)
         return {name: found[name] for name in sorted(found, key=_in_order)} if isinstance(found, dict) else found
 
-    def _call_for(self, shapes: list[tf.TensorShape]) -> Callable[..., Any]:
-        """What is made again, for windows of which that was proved to be the same; else what was restored."""
-        if self._replay is None or not all(shape.is_fully_defined() for shape in shapes):
+    def _in_own_dtype(self, part: Any) -> Any:
+        """What layers of another precision than the windows' give."""
+        is_other = self._endpoint.specs and part.dtype.is_floating and part.dtype != self.dtype
+        return tf.cast(part, self.dtype) if is_other else part
+
+    def _call_for(self, given: list[tf.Tensor]) -> Callable[..., Any]:
+        """What is made again, for windows of which that was proved to be the same; else what was restored.
+
+        One window is a case of its own: what is spread over a batch of one is spread over any.
+        """
+        if self._replay is None or not all(part.shape[1:].is_fully_defined() for part in given):
             return self._endpoint.call
-        key = tuple(tuple(shape.as_list()) for shape in shapes)
+        count = self.batch or min(given[0].shape[0] or _SAMPLES, _SAMPLES)
+        shapes = [tuple(part.shape[1:].as_list()) for part in given]
+        key = (count, *shapes)
         if key not in self._agreed:
             with tf.init_scope():
-                given = drawn_of(self._endpoint.specs, key, self.batch or _SAMPLES)
-                self._agreed[key] = agree(self._endpoint.call, self._replay, given)
+                windows = drawn_of(self._endpoint.specs, shapes, count)
+                self._agreed[key] = agree(self._endpoint.call, self._replay, windows)
             self.bound = "" if self._agreed[key] else "its graph gives other numbers, or none, when it is made again"
         return self._replay if self._agreed[key] else self._endpoint.call
 
@@ -242,9 +253,10 @@ def _replayed(endpoint: _Endpoint) -> tuple[Replay | None, str]:
     function = endpoint.function
     if function is None or not any(node.op in LOOPS for node in nodes_of(function.graph.as_graph_def())):
         return None, ""
-    reason = why_not(function, lambda node: custom_gradient_of(node) is not None)
     try:
-        return (None, reason) if reason else (Replay(function), "")
+        found = Replay(function)
+        reason = found.why_not(lambda node: custom_gradient_of(node) is not None)
+        return (None, reason) if reason else (found, "")
     except Exception as error:  # whatever a graph of another version of TensorFlow lacks
         return None, f"its graph cannot be made again ({gist(error)})"
 

@@ -323,7 +323,8 @@ def _targets(answers: Answers, dim: str, state: State) -> Table:
 
 def _series(state: State) -> Table:
     found: Survey = state.run.survey
-    rows = list(zip(found.features, found.mean, found.std, found.largest, strict=True))[:FEATURES]
+    largest = found.largest[: len(found.features)]  # of a loss's labels, too
+    rows = list(zip(found.features, found.mean, found.std, largest, strict=True))[:FEATURES]
     note, _ = _note(len(rows), len(found.features), "features", "")
     columns = ("Feature", "Mean", "Std", "Largest |value|")
     return Table(

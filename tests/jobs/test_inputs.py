@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import keras
@@ -22,6 +23,7 @@ from sensitivity.job import Job
 from sensitivity.loading import cast
 from sensitivity.store import Run
 from tests.conftest import worst
+from tests.jobs.conftest import call
 
 STEPS, LENGTH, LEAD = 40, 5, 2
 MEAN, STD = np.array([0.5, -1.0, 2.0]), np.array([2.0, 0.5, 4.0])
@@ -189,6 +191,14 @@ def by_weather(folder) -> Run:
 
 def test_a_loss_by_the_weather(by_weather, of_loss):
     require_all(sensitivity.open_run(by_weather.place), of_loss, 0)
+
+
+def test_its_report_has_the_features_alone(by_weather, tmp_path):
+    found = call("report", str(by_weather.place), "-o", str(tmp_path / "report.html"))
+    assert found.exit_code == 0, found.stderr
+    cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", (tmp_path / "report.html").read_text())
+    assert "rain" in cells
+    assert "flow" not in cells
 
 
 def test_recurrent_layers_are_given_every_input(by_weather, panel, of_loss):

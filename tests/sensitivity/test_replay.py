@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
 
+import sensitivity
 from sensitivity import replay, saved_models
 from sensitivity.layers import as_graph
+from sensitivity.loading import cast
 from sensitivity.saved_models import SavedModel, load_saved_model
-from tests.conftest import worst
+from tests.conftest import sequential, tape_jacobian, worst
 
 WINDOWS = np.random.default_rng(0).standard_normal((3, 4, 2)).astype("float32")
 
@@ -190,3 +193,47 @@ def test_graphs_without_loops_are_called_as_they_were_restored(tmp_path):
     assert isinstance(loaded, SavedModel)
     assert loaded._replay is None
     assert loaded.bound == ""
+
+
+def test_one_window_alone(tmp_path):
+    """What is spread over a batch of one is spread over any, as far as shapes tell."""
+    model = sequential((4, 2), layers.LSTM(3, return_sequences=True), layers.GRU(3), layers.Dense(2))
+    model.export(tmp_path / "saved", verbose=False)
+    loaded = load_saved_model(tmp_path / "saved")
+    for given in ({}, {"windows_per_call": 1}):
+        found = sensitivity.jacobian(loaded, WINDOWS if given else WINDOWS[:1], **given)
+        assert worst(found, tape_jacobian(model, WINDOWS[: len(found)])) < 1e-5
+    assert loaded.bound == ""
+
+
+def test_a_random_state_that_no_output_takes_stays_as_it_is(tmp_path):
+    model = sequential((4, 2), layers.LSTM(3, dropout=0.2, recurrent_dropout=0.3), layers.Dropout(0.5), layers.Dense(2))
+    model.export(tmp_path / "saved", verbose=False)
+    loaded = load_saved_model(tmp_path / "saved")
+    assert worst(sensitivity.jacobian(loaded, WINDOWS), tape_jacobian(model, WINDOWS)) < 1e-5
+    assert loaded.bound == ""
+
+
+def test_a_state_that_an_output_takes_is_none_of_that(tmp_path):
+    class Counting(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.count = tf.Variable(0.0)
+
+        @tf.function(autograph=False, input_signature=[tf.TensorSpec((None, 4, 2))])
+        def __call__(self, x):
+            with tf.control_dependencies([self.count.assign_add(1.0)]):
+                return turned(x) * self.count
+
+    tf.saved_model.save(Counting(), str(tmp_path / "saved"))
+    loaded = load_saved_model(tmp_path / "saved")
+    assert "AssignAddVariableOp" in loaded.bound
+
+
+def test_layers_of_another_precision_than_the_windows(tmp_path):
+    model = sequential((4, 2), layers.LSTM(3, dtype="float64"), layers.Dense(2, dtype="float64"))
+    model.export(tmp_path / "saved", verbose=False)
+    found = sensitivity.jacobian(load_saved_model(tmp_path / "saved"), WINDOWS)
+    assert found.dtype == "float32"
+    expected = sensitivity.jacobian(cast(model, "float64"), WINDOWS)
+    assert worst(found, expected) < 1e-6
