@@ -105,9 +105,9 @@ def jacobian(
     report: return a `Report` as well.
 
     Returns `(batch, *target, *source)`, with max_lag `(batch, *target, max_lag + 1, feature)`, in the model's dtype,
-    in units of the output per unit of the source; several outputs stand one after another along the target's last axis.
-    The compiled kernel is kept with the model and serves further calls with the same shapes, with whatever weights the
-    model then has.
+    in units of the output per unit of the source; several outputs together are `(batch, output_step, output, *source)`,
+    one after another along `output`. The compiled kernel is kept with the model and serves further calls with the same
+    shapes, with whatever weights the model then has.
 
     Raises `Refused` (a ValueError) for a model whose samples influence each other or that takes no such windows, and
     for a memory that the result or a single window is projected not to fit; MemoryError where one does not after all.

@@ -70,7 +70,7 @@ class SavedModel(keras.Model):
         self.inputs: list[keras.KerasTensor] = []
         self._restored, self._endpoint = restored, endpoint
         self._replay, self.bound = _replayed(endpoint)
-        self._agreed: dict[tuple[Any, ...], bool] = {}  # by how many windows, and shapes of one
+        self._agreed: dict[tuple[tuple[int, ...], ...], bool] = {}  # by shapes of a window
         self.built = True
         if all(spec.shape.rank for spec in specs):
             self.batch = next((spec.shape[0] for spec in specs if spec.shape[0]), None)
@@ -95,25 +95,26 @@ class SavedModel(keras.Model):
 
     def _in_own_dtype(self, part: Any) -> Any:
         """What layers of another precision than the windows' give."""
-        is_other = self._endpoint.specs and part.dtype.is_floating and part.dtype != self.dtype
-        return tf.cast(part, self.dtype) if is_other else part
+        if not self._endpoint.specs or not isinstance(part, tf.Tensor) or not part.dtype.is_floating:
+            return part
+        return tf.cast(part, self.dtype)
 
     def _call_for(self, given: list[tf.Tensor]) -> Callable[..., Any]:
-        """What is made again, for windows of which that was proved to be the same; else what was restored.
-
-        One window is a case of its own: what is spread over a batch of one is spread over any.
+        """What is made again, for windows of which that was proved to be the same, of one alone and of several, since
+        what is spread over a batch of one is spread over any; else what was restored.
         """
         if self._replay is None or not all(part.shape[1:].is_fully_defined() for part in given):
             return self._endpoint.call
-        count = self.batch or min(given[0].shape[0] or _SAMPLES, _SAMPLES)
-        shapes = [tuple(part.shape[1:].as_list()) for part in given]
-        key = (count, *shapes)
-        if key not in self._agreed:
+        shapes = tuple(tuple(part.shape[1:].as_list()) for part in given)
+        if shapes not in self._agreed:
             with tf.init_scope():
-                windows = drawn_of(self._endpoint.specs, shapes, count)
-                self._agreed[key] = agree(self._endpoint.call, self._replay, windows)
-            self.bound = "" if self._agreed[key] else "its graph gives other numbers, or none, when it is made again"
-        return self._replay if self._agreed[key] else self._endpoint.call
+                drawn = [
+                    drawn_of(self._endpoint.specs, shapes, count)
+                    for count in ((self.batch,) if self.batch else (1, _SAMPLES))
+                ]
+                self._agreed[shapes] = all(agree(self._endpoint.call, self._replay, windows) for windows in drawn)
+            self.bound = "" if self._agreed[shapes] else "its graph gives other numbers, or none, when it is made again"
+        return self._replay if self._agreed[shapes] else self._endpoint.call
 
     def _in_batches(self, call: Callable[..., Any], given: list[tf.Tensor], batch: int) -> Any:
         """A few more windows than are taken at a time; the last ones are repeated to fill up."""
