@@ -1,6 +1,7 @@
 """A Keras model's graph as a list of calls in order, each from numbered values to numbered values.
 
-Value 0 is the window. Models within the model are read through.
+Value 0 is what is differentiated by: the window, one of several inputs, or what an inner layer gives. Models within the
+model are read through.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ class Graph:
         self.calls: list[Call] = []
         self.count = WINDOW + 1
 
+    def number(self) -> int:
+        """Of a value more."""
+        self.count += 1
+        return self.count - 1
+
     def add(self, function: Any, inputs: list[int]) -> list[int]:
         """The numbers of the function's outputs, given those of its inputs."""
         numbers = dict(zip(map(id, function.inputs), inputs, strict=True))
@@ -64,8 +70,7 @@ class Graph:
         in_order = len(inputs) == 1 or isinstance(given, (list, tuple))  # inputs by name come in an order of their own
         if inner is not None and in_order and len(inputs) == len(inner.inputs) and not options_of(node.arguments):
             return self.add(inner, inputs)
-        outputs = list(range(self.count, self.count + len(node.outputs)))
-        self.count += len(outputs)
+        outputs = [self.number() for _ in node.outputs]
         size = sum(math.prod(length or 1 for length in tensor.shape[1:]) for tensor in node.outputs)
         layer = node.operation
         has_state = isinstance(layer, keras.layers.RNN) or (type(layer) is keras.layers.Conv1D and is_causal(layer))

@@ -48,8 +48,7 @@ class Target:
     @functools.cached_property
     def recurrence(self) -> Recurrence:
         """The model as one causal cell, proved once for all kernels of this target."""
-        facts = self.facts
-        return recurrence(self.model, facts.source.shape, self.of, facts.dtype, _layer_of(self.model, facts.source))
+        return _recurrence(self.model, self.facts.source, self.of, self.facts.dtype, self.facts.input_shape)
 
     def folded(self) -> contextlib.AbstractContextManager[None]:
         """Within, steps are samples of one batch to `TimeDistributed` layers, where gradients are linear: where one is
@@ -69,9 +68,9 @@ class Target:
         return tf.zeros((given[0].shape[0], *source.shape), given[0].dtype)
 
     def walked_from(self, given: Sequence[tf.Tensor]) -> tf.Tensor:
-        """What a scan begins with, `(batch, *source)`: the windows, or what the inner layer gives."""
+        """What a scan begins with, `(batch, *source)`: the input, or what the inner layer gives."""
         layer = _layer_of(self.model, self.facts.source)
-        return given[0] if layer is None else given_by_layer(self.model, layer, given[0])
+        return self.facts.source.of(given[0]) if layer is None else given_by_layer(self.model, layer, given[0])
 
     def at(self, given: Sequence[tf.Tensor], source: tf.Tensor) -> tf.Tensor:
         """The target `(batch, *target_shape)` with the source there."""
@@ -246,7 +245,9 @@ def _run_once(
     else:
         source = source_named(model, wrt, zeros, given, packing)
         require_reached(model, source, target, zeros)
-    scan, no_scan = (None, back.only_gradient) if back.only_gradient else _scan(model, source, of, dtype, target_shape)
+    scan, no_scan = None, back.only_gradient
+    if not back.only_gradient:
+        scan, no_scan = _scan(model, source, of, dtype, shape, target_shape)
     facts = Jacobian().shaped(
         CallFacts(
             input_shape=shape,
@@ -304,16 +305,24 @@ def _layer_of(model: keras.Model, source: Source) -> keras.Layer | None:
     return layer_named(model, source.name, "sensitivity.wrt", also="") if source.kind == "layer" else None
 
 
+def _recurrence(model: keras.Model, source: Source, of: str, dtype: str, window: tuple[int, ...]) -> Recurrence:
+    return recurrence(model, source.shape, of, dtype, _layer_of(model, source), name=source.name, window=window)
+
+
 def _scan(
-    model: keras.Model, source: Source, of: str, dtype: str, target_shape: tuple[int, ...]
+    model: keras.Model,
+    source: Source,
+    of: str,
+    dtype: str,
+    window: tuple[int, ...],
+    target_shape: tuple[int, ...],
 ) -> tuple[ScanFacts | None, str]:
     if source.kind == "weights":
         return None, "it gives derivatives by the input, or by what a layer gives"
     if isinstance(innermost(model), SavedModel):
         return None, "a SavedModel has no layers to walk through"
     try:
-        found = recurrence(model, source.shape, of, dtype, _layer_of(model, source))
-        return found.facts(target_shape), ""
+        return _recurrence(model, source, of, dtype, window).facts(target_shape), ""
     except Unfit as reason:
         return None, str(reason)
     except Exception as error:  # whatever a user's layer raises when it is called out of its place

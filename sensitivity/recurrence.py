@@ -1,24 +1,27 @@
 """A model as one causal cell: its time axis crossed by recurrent layers going forward, and by nothing else.
 
-The calls of its graph are sorted: those on sequences `(batch, step, …)`, and the head, on what is left after the last
-step.
+The calls of its graph are sorted: those that do not depend on the source, which may do anything; those on sequences
+`(batch, step, …)`; and the head, on what is left after the last step.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from .calls import WINDOW, Call, Graph, evaluate, given_by, needed_for
 from .cells import Cell, cells_of
 from .fitness import Unfit, a_step_of, require_fit, require_steps_back
 from .heads import heads, joined
+from .held import Held, Taken
 from .layers import function_of, keras
+from .packing import Unpacked
+from .parts import Part
 from .tracing import numbers_of
 from .walks import ScanFacts
 
@@ -27,14 +30,17 @@ from .walks import ScanFacts
 class Recurrence:
     """A model as one causal cell.
 
-    calls: on sequences, in order. cells: of the recurrent ones. last: the values at the last step that the head begins
-    with, and the sequences that they are of. head: the calls after the last step; without any `last`, the model gives
-    an output at every step. outputs: the model's, None where they are not asked for. widths: numbers a step of each
-    sequence. work: numbers a step that users' layers compute on the way.
+    held: what does not depend on the source. beside: of it, sequences that calls on sequences take. calls: on
+    sequences, in order. cells: of the recurrent ones. last: the values at the last step that the head begins with, and
+    the sequences that they are of. head: the calls after the last step; without any `last`, the model gives an output
+    at every step. outputs: the model's, None where they are not asked for. widths: numbers a step of each sequence.
+    work: numbers a step that users' layers compute on the way.
     """
 
     model: keras.Model
     of: str
+    held: Held
+    beside: frozenset[int]
     calls: tuple[Call, ...]
     cells: dict[Call, list[Cell]]
     last: dict[int, int]
@@ -52,6 +58,11 @@ class Recurrence:
         """The sequences that outputs are read from: the window, and what the recurrent layers give."""
         every = [WINDOW, *(call.outputs[0] for call in self.cells)]
         return [value for value in every if value in needed_for([c for c in self.calls if not c.has_state], self.ends)]
+
+    @property
+    def read_from(self) -> list[int]:
+        """The sequences that `read` takes at the steps that are read."""
+        return [*self.sources, *self.beside]
 
     @property
     def ends(self) -> list[int]:
@@ -86,12 +97,15 @@ class Recurrence:
     def _computed(self, calls: list[Call]) -> int:
         return self._width(given_by(calls)) + sum(self.work[call] for call in calls)
 
-    def read(self, values: Mapping[int, tf.Tensor]) -> tf.Tensor:
-        """The target, from what `sources` are: sequences of any number of steps, or of the last step alone."""
+    def read(self, values: Mapping[int, tf.Tensor], held: Mapping[int, tf.Tensor]) -> tf.Tensor:
+        """The target, from what `read_from` are: sequences of any number of steps, or of the last step alone; and from
+        what is held of whole windows, where there is a head.
+        """
         known = dict(values)
         evaluate([call for call in self.calls if not call.has_state], known)
         for value, sequence in self.last.items():
             known[value] = _at_last(known[sequence])
+        known.update(held)
         evaluate(self.head, known)
         every = [None if value is None else known[value] for value in self.outputs]
         packed = keras.tree.pack_sequence_as(function_of(self.model)._outputs_struct, every)
@@ -105,69 +119,140 @@ def _at_last(sequence: tf.Tensor) -> tf.Tensor:
 
 def recurrence(
     model: keras.Model,
-    input_shape: tuple[int, ...],
+    shape: tuple[int, ...],
     of: str = "output",
     dtype: str = "float32",
     after: keras.Layer | None = None,
+    *,
+    name: str = "",
+    window: tuple[int, ...] | None = None,
 ) -> Recurrence:
-    """The model on windows of that shape and dtype as one causal cell. Raises `Unfit`.
+    """The model as one causal cell of a source of that shape and dtype, the rest of its windows held. Raises `Unfit`.
 
-    after: a layer of it; then what comes after it, on what that gives in place of windows.
+    after: a layer whose output is the source; None: it is the input of that `name`, or all inputs of a window. window:
+    the shape of a window, where the source is a part of it.
     """
-    function = function_of(model)
+    given = model.inner if isinstance(model, Unpacked) else model
+    function = function_of(given)
     if function is None:
         raise Unfit(f"model {model.name!r} is no graph of layers, but Python code")
-    if len(input_shape) < 2:
+    if len(shape) < 2:
         raise Unfit("the model's input has no time axis" if after is None else f"{after.name!r} gives no sequence")
     graph = Graph()
-    outputs = graph.add(function, [WINDOW])
+    parts = model.packing.inputs if isinstance(model, Unpacked) else ()
+    taken: dict[int, Taken] = {}
+    if after is None and not parts:
+        inputs = [WINDOW]
+    elif after is None and all(part.name != name for part in parts):
+        inputs = _side_by_side(graph, function, parts, shape, dtype)
+    else:
+        inputs, taken = _apart(graph, function, parts, None if after is not None else name)
+    outputs = graph.add(function, inputs)
     if after is not None:
         outputs = _cut_off(graph, outputs, after)
     packed = keras.tree.pack_sequence_as(function._outputs_struct, outputs)
-    chosen = list(heads(model, packed, of).values())
+    chosen = list(heads(given, packed, of).values())
     needed = needed_for(graph.calls, chosen)
     asked = [call for call in graph.calls if needed.intersection(call.outputs)]
+    moving = _depending(asked)
+    held = Held(taken, tuple(call for call in asked if not moving.intersection(call.inputs)))
+    asked = [call for call in asked if moving.intersection(call.inputs)]
     for call in asked:  # before the operations that they are made of, which have no names of the user's
         require_fit(call, dtype)
     if not any(call.has_state for call in asked):
-        raise Unfit("the model has no recurrent layer")
-    sort = _Sort(graph, needed, input_shape, dtype)
+        raise Unfit("the model has no recurrent layer" + (" on the way" if held.calls else ""))
+    if not moving.issuperset(chosen):
+        raise Unfit("some of its outputs do not depend on the source")
+    sort = _Sort(graph, needed, moving, shape, dtype, held.forms(window or shape, dtype) if taken else {})
     for call in asked:
         sort.visit(call)
     if len(chosen) > 1 and () in map(sort.shapes.get, chosen):
         raise Unfit("some of its outputs have no channel axis")
     if len({value in sort.shapes for value in chosen}) > 1:
         raise Unfit("some outputs are of every step, some of the last")
-    widths = {value: int(np.prod(shape)) for value, shape in sort.shapes.items()}
+    widths = {value: math.prod(step) for value, step in (sort.shapes | sort.beside).items()}
     reached = tuple(value if value in chosen else None for value in outputs)
-    return Recurrence(model, of, tuple(sort.calls), sort.cells, sort.last, tuple(sort.head), reached, widths, sort.work)
+    return Recurrence(
+        model=given,
+        of=of,
+        held=held,
+        beside=frozenset(sort.beside),
+        calls=tuple(sort.calls),
+        cells=sort.cells,
+        last=sort.last,
+        head=tuple(sort.head),
+        outputs=reached,
+        widths=widths,
+        work=sort.work,
+    )
+
+
+def _side_by_side(graph: Graph, function: Any, parts: Sequence[Part], shape: tuple[int, ...], dtype: str) -> list[int]:
+    """The numbers of inputs that stand side by side in all steps of a window, which is the source."""
+    short = [part.name for part in parts if part.steps != shape[0] or len(part.shape) != 2]
+    if short:
+        raise Unfit(f"input {short[0]!r} does not take all steps of a window")
+    window, by_name = keras.Input(shape, dtype=dtype), {part.name: part for part in parts}
+    own = [by_name[tensor.name] for tensor in function.inputs]
+    return graph.add(keras.Model(window, [window[..., part.start : part.stop] for part in own]), [WINDOW])
+
+
+def _apart(
+    graph: Graph, function: Any, parts: Sequence[Part], source: str | None
+) -> tuple[list[int], dict[int, Taken]]:
+    """The numbers of inputs, and what those are taken from that are held: all but `source`."""
+    by_name, taken, numbers = {part.name: part for part in parts}, {}, []
+    for tensor in function.inputs:
+        if tensor.name == source:
+            numbers.append(WINDOW)
+            continue
+        numbers.append(graph.number())
+        taken[numbers[-1]] = Taken(by_name.get(tensor.name), tensor.dtype)
+    return numbers, taken
 
 
 def _cut_off(graph: Graph, outputs: list[int], after: keras.Layer) -> list[int]:
-    """Leave the graph with what comes after a layer, whose output is the window then; the numbers of its outputs."""
+    """Put the source in place of what a layer gives; the numbers of the outputs then."""
     made = [call for call in graph.calls if call.operation is after]
     if len(made) != 1 or len(made[0].outputs) != 1:
         raise Unfit(f"layer {after.name!r} is not one call of the model's graph")
     (cut,) = made[0].outputs
-    others = [call for call in graph.calls if call is not made[0]]
-    needed = needed_for(others, outputs)
-    if WINDOW in needed:
-        raise Unfit(f"the window reaches outputs past layer {after.name!r}")
 
-    def renumbered(values: Sequence[int]) -> tuple[int, ...]:
+    def renumbered(values: Iterable[int]) -> tuple[int, ...]:
         return tuple(WINDOW if value == cut else value for value in values)
 
-    rest = [call for call in others if needed.intersection(call.outputs)]
-    graph.calls = [replace(call, inputs=renumbered(call.inputs)) for call in rest]
+    graph.calls = [replace(call, inputs=renumbered(call.inputs)) for call in graph.calls if call is not made[0]]
     return list(renumbered(outputs))
 
 
-class _Sort:
-    """One pass over the calls: which are on sequences, which after the last step. shapes: of a sequence's step."""
+def _depending(calls: Sequence[Call]) -> set[int]:
+    """The values that depend on the source, and this."""
+    moving = {WINDOW}
+    for call in calls:
+        if moving.intersection(call.inputs):
+            moving.update(call.outputs)
+    return moving
 
-    def __init__(self, graph: Graph, needed: set[int], input_shape: tuple[int, ...], dtype: str) -> None:
-        self.needed, self.steps, self.dtype = needed, input_shape[0], dtype
-        self.shapes = {WINDOW: input_shape[1:]}
+
+class _Sort:
+    """One pass over the calls: which are on sequences, which after the last step.
+
+    moving: the values that depend on the source. shapes: of a sequence's step. held: the forms of values that do not
+    move, of two windows. beside: of those that are taken as sequences, a step's shapes.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        needed: set[int],
+        moving: set[int],
+        shape: tuple[int, ...],
+        dtype: str,
+        held: dict[int, tf.TensorSpec],
+    ) -> None:
+        self.needed, self.moving, self.steps, self.dtype, self.held = needed, moving, shape[0], dtype, held
+        self.shapes = {WINDOW: shape[1:]}
+        self.beside: dict[int, tuple[int, ...]] = {}
         self.calls: list[Call] = []
         self.cells: dict[Call, list[Cell]] = {}
         self.work: dict[Call, int] = {}
@@ -176,7 +261,7 @@ class _Sort:
         self._unused = itertools.count(graph.count)
 
     def visit(self, call: Call) -> None:
-        along = [value in self.shapes for value in call.inputs]
+        along = [value in self.shapes for value in call.inputs if value in self.moving]
         if not any(along):
             if call.has_state:
                 raise Unfit(f"{call.name} begins anew after the last step")
@@ -187,6 +272,18 @@ class _Sort:
             self._visit_cells(call)
         else:
             self._visit_other(call)
+
+    def _taken(self, value: int, call: Call) -> tuple[int, ...]:
+        """The shape of a step of a held value, which a call takes beside sequences."""
+        form = self.held.get(value)
+        if form is None:
+            raise Unfit(f"{call.name} masks steps")
+        if form.shape.rank is None or form.shape.rank < 2 or form.shape[1] != self.steps:
+            raise Unfit(f"{call.name} mixes sequences with what does not have their steps")
+        if not form.shape.is_fully_defined() or form.dtype != self.dtype:
+            raise Unfit(f"{call.name} takes {form.dtype.name} of shape {form.shape[1:]} beside {self.dtype}")
+        self.beside[value] = tuple(form.shape[2:])
+        return self.beside[value]
 
     def _visit_cells(self, call: Call) -> None:
         layer = call.operation
@@ -205,7 +302,7 @@ class _Sort:
         self.cells[self.calls[-1]] = cells
 
     def _visit_other(self, call: Call) -> None:
-        shapes = [self.shapes[value] for value in call.inputs]
+        shapes = [self.shapes[value] if value in self.moving else self._taken(value, call) for value in call.inputs]
         found = a_step_of(call, shapes, self.steps, self.dtype)
         if found is None:
             self.last[call.outputs[0]] = call.inputs[0]

@@ -11,7 +11,7 @@ import tensorflow as tf
 from .errors import Refused
 from .facts import Source
 from .layers import as_graph, calls_wrapped, function_of, input_names, keras, leaf_layers, whole_inputs
-from .packing import Packing, Wrapper
+from .packing import Packing, Unpacked, Wrapper
 from .parts import Part, of_parts
 
 INPUT = "input"
@@ -162,6 +162,8 @@ def given_by_layer(model: keras.Model, layer: keras.Layer, windows: tf.Tensor) -
 
 def with_output(model: keras.Model, of: str) -> keras.Model:
     """The model itself, or as far as its inner layer `of`: one that gives what that layer gives. Raises `Refused`."""
+    if isinstance(model, Unpacked):
+        return model.around(with_output(model.inner, of))
     names = list(getattr(model, "output_names", None) or [])
     if of == "output" or of in names or not isinstance(model, keras.Model):
         return model

@@ -22,6 +22,9 @@ matrices, which cost about as much as ten rows. The tape takes 8·U·(U + I) for
 Memory: the states of T steps, the adjoints of one, the result (`walks.numbers`). Where T·O/2 is many times the number
 of states, `blocks` need fewer row-steps. With outputs of the last step alone (any head after it) all rows are seeded
 there, and the walk is the same.
+
+x is what is differentiated by: the window, one of several inputs, or what an inner layer gives. What does not depend on
+it is computed once, before the pass forward (`held`), by any layers; f and g take it as constants.
 """
 
 from __future__ import annotations
@@ -35,7 +38,6 @@ from ..facts import CallFacts
 from ..model import Target
 from ..products.product import Given, some
 from ..products.vjp import contracted
-from ..recurrence import Recurrence
 from ..setting import Setting
 from . import blocks
 from .walk import Adjoints, Passed, climbed_down, emission, forward, no_adjoints, pulled_back, walked
@@ -51,8 +53,8 @@ def build(target: Target, setting: Setting):
     rows = setting.outputs_per_call or facts.rows
 
     def scan(given: Given, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        passed = forward(model, target.walked_from(given))
-        prediction = facts.selection.of(model.read(passed.values))
+        passed = forward(model, target.walked_from(given), model.held.values(given[0]))
+        prediction = facts.selection.of(model.read(passed.values, passed.held))
         if facts.rows_of == "vectors":
             vectors = some(given[1], first, setting.outputs_per_call)
             block = _summed_steps(passed, vectors, facts) if model.is_sequence else _last_step(passed, facts, vectors)
@@ -80,7 +82,8 @@ def _last_step(passed: Passed, facts: CallFacts, wanted: tuple[tf.Tensor, int] |
             return contracted(every, wanted)
         return every if rows == facts.target_size else tf.gather(every, wanted[0] + tf.range(rows), axis=1)
 
-    seeds = _derivatives(passed.model, {v: passed.values[v][:, -1:] for v in passed.model.sources}, of_rows)
+    at_last = {value: passed.values[value][:, -1:] for value in passed.model.read_from}
+    seeds = _derivatives(passed, at_last, of_rows)
     adjoints, by_step = pulled_back(passed, tf.constant(last), seeds, no_adjoints(passed, rows))
     emitted = emission(passed, rows, facts.lags).write(last - oldest, by_step)
     _, emitted = walked(lambda s, there: pulled_back(passed, s, {}, there), last - 1, oldest, adjoints, emitted, oldest)
@@ -150,23 +153,27 @@ def _seeds(
     """
     spans, length = steps.shape
     order = tf.reshape(tf.transpose(passed.inside(steps)), [-1])
-    found = {value: tf.gather(passed.values[value], order, axis=1) for value in passed.model.sources}
+    found = {value: tf.gather(passed.values[value], order, axis=1) for value in passed.model.read_from}
     time_first = {value: tf.transpose(part, (1, 0, *range(2, len(part.shape)))) for value, part in found.items()}
     alone = {value: tf.reshape(part, (-1, 1, *part.shape[2:])) for value, part in time_first.items()}
     has_channels = len(facts.target_shape) == 2
     channels = facts.selection.channels_of if has_channels else tf.identity
     chosen = channels if vectors is None else lambda outputs: contracted(channels(outputs), vectors)
-    derived = _derivatives(passed.model, alone, chosen)
+    derived = _derivatives(passed, alone, chosen)
     return {v: tf.reshape(seed, (length, spans * passed.batch, *seed.shape[1:])) for v, seed in derived.items()}
 
 
 def _derivatives(
-    model: Recurrence, sources: dict[int, tf.Tensor], chosen: Callable[[tf.Tensor], tf.Tensor]
+    passed: Passed, sequences: dict[int, tf.Tensor], chosen: Callable[[tf.Tensor], tf.Tensor]
 ) -> dict[int, tf.Tensor]:
-    """∂ outputs / ∂ sources (N, 1, …), each sample alone, of the outputs that are `chosen`: (N, outputs, width)"""
+    """∂ outputs / ∂ sources, of the outputs that are `chosen`: (N, outputs, width)
+
+    sequences: that outputs are read from (N, 1, …), each sample alone.
+    """
+    sources = {value: sequences[value] for value in passed.model.sources}
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(sources)
-        outputs = chosen(model.read(sources))
+        outputs = chosen(passed.model.read(sequences, passed.held))
         outputs = tf.reshape(outputs, (outputs.shape[0], -1))
     zero = tf.UnconnectedGradients.ZERO
     found = {v: tape.batch_jacobian(outputs, source, unconnected_gradients=zero) for v, source in sources.items()}

@@ -30,6 +30,7 @@ Back = Callable[[tf.Tensor, Adjoints], tuple[Adjoints, tf.Tensor]]
 class Passed:
     """A forward pass: values (B, T, …) by number, and the traces (T, B, …) of the cells, call by call.
 
+    held: values that do not depend on the source (B, …).
     spans: the first steps (N) of N spans of `length` steps of it, which may overlap and lie beyond its ends, where
     nothing that is derived means anything. They are its samples then, span by span, (N·B, …). None: the whole.
     """
@@ -37,6 +38,7 @@ class Passed:
     model: Recurrence
     values: dict[int, tf.Tensor]
     traces: dict[Call, list[Any]]
+    held: dict[int, tf.Tensor]
     spans: tf.Tensor | None = None
     length: int = 0
 
@@ -89,9 +91,9 @@ def _merged(part: tf.Tensor) -> tf.Tensor:
     return tf.reshape(part, (-1, *part.shape[2:]))
 
 
-def forward(model: Recurrence, windows: tf.Tensor) -> Passed:
+def forward(model: Recurrence, source: tf.Tensor, held: dict[int, tf.Tensor]) -> Passed:
     """All steps of one layer, then all of the next."""
-    passed = Passed(model, {WINDOW: windows}, {})
+    passed = Passed(model, {WINDOW: source} | {value: held[value] for value in model.beside}, {}, held)
     for call in model.calls:
         if not call.has_state:
             evaluate([call], passed.values)

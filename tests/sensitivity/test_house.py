@@ -56,6 +56,7 @@ CHAIN = [
         "cells",
         "calls",
         "fitness",
+        "held",
         "recurrence",
         "backward",
         "declared",

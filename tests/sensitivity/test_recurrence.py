@@ -259,14 +259,6 @@ def test_what_comes_after_a_layer_is_a_recurrence_of_its_own():
 @pytest.mark.parametrize(
     ("model", "name", "shape", "said"),
     [
-        (
-            lambda: functional(
-                lambda x: layers.GRU(2)(layers.Concatenate()([x, layers.LSTM(4, name="it", return_sequences=True)(x)]))
-            ),
-            "it",
-            (6, 4),
-            "past layer 'it'",
-        ),
         (lambda: sequential(SHAPE, layers.LSTM(4, name="it"), layers.Dense(2)), "it", (4,), "no sequence"),
         (
             lambda: sequential(SHAPE, layers.LSTM(4, name="it", return_sequences=True), layers.Flatten()),
