@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command()
 @RUN
 @click.option("--layer", "layers", multiple=True, metavar="NAME", help="Of this layer alone. May be repeated.")
-@click.option("--windows", type=int, default=256, show_default=True, metavar="N", help="At most, evenly chosen.")
+@click.option("--windows", type=int, default=32, show_default=True, metavar="N", help="At most, evenly chosen.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FOLDER", help="Draw pictures into it, as PNG files."
 )
@@ -39,7 +39,7 @@ def recurrent(
     rate       of |∂ state at the last step / ∂ state at a lag|: its factor from one step to the next further back
     half_life  steps in which it halves
     verdict    vanishing, exploding or stable
-    alarms     NaN and infinite numbers in weights and norms
+    alarms     NaN and infinite numbers in weights and norms; or why a layer cannot be told of
 
     With -o also norms by lag, and weights by gate as histograms and matrices; of a RUN by one of the layers, its
     gradients over the steps.
@@ -49,8 +49,8 @@ def recurrent(
     from .resources import hold, quiet
     from .tables import render
 
-    _require_folder(output)
     whole = replace(Run.open(run), trust_model=trust_model)
+    _make(output)
     with quiet():
         from sensitivity.recurrent import of_run
 
@@ -64,17 +64,20 @@ def recurrent(
             _draw(whole, found, output)
 
 
-def _require_folder(output: Path | None) -> None:
+def _make(output: Path | None) -> None:
     from sensitivity.errors import Refused
 
-    if output is None or output.is_dir() or (output.absolute().parent.is_dir() and not output.exists()):
+    if output is None:
         return
-    raise Refused(
-        "--output",
-        given=output,
-        allowed="a folder, or a new one in an existing directory",
-        remedy="choose another name" if output.exists() else "make the directory",
-    )
+    try:
+        output.mkdir(exist_ok=True)
+    except OSError as error:
+        raise Refused(
+            "--output",
+            given=f"{output} ({error.strerror})",
+            allowed="a folder, or a new one in an existing directory that can be written to",
+            remedy="choose another name" if output.exists() else "make the directory, or choose another",
+        ) from error
 
 
 def _tell(found: Sequence[RunLayer]) -> None:
@@ -90,7 +93,6 @@ def _tell(found: Sequence[RunLayer]) -> None:
 def _draw(run: Run, found: Sequence[RunLayer], folder: Path) -> None:
     from sensitivity.plots import save
 
-    folder.mkdir(exist_ok=True)
     names = [layer.name for layer in found]
     for number, layer in enumerate(found, 1):
         called = layer.name if names.count(layer.name) == 1 else f"{layer.name} {number}"

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from .errors import Refused, gist
-from .layers import as_graph, keras
+from .layers import as_graph, holds_moments, keras
 from .packing import drawn, innermost
 from .saved_models import SavedModel, custom_gradient_of
 
@@ -51,8 +51,11 @@ def backward(
     found = _restored(innermost(model), target, shape, dtype) if saved else Backward()
     if saved and any(node.op == "StopGradient" for node in nodes):  # as tf.nn.moments has
         found = replace(found, only_first="it was saved with a stopped gradient, such as that of normalization")
-    elif any(node.op == "StopGradient" and "moments/" in node.name for node in nodes):
-        found = replace(found, only_first="it has TensorFlow's moments by a name of its own: call tf.nn.moments")
+    elif holds_moments(nodes):
+        found = replace(
+            found,
+            only_first="it has TensorFlow's moments by a name of its own, or in a tf.function: call tf.nn.moments",
+        )
     if not any(map(custom_gradient_of, nodes)):
         return found
     try:

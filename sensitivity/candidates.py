@@ -83,9 +83,14 @@ def _kernels(wanted: SensitivitySection, facts: CallFacts) -> list[str]:
     scan = ["scan"] if facts.scan else []
     if why_not("gradient", facts) is None:
         alone = facts.rows == 1 or facts.only_gradient
-        return ["gradient", *scan] if alone else [*scan, "batch_jacobian", "gradient"]
-    forward = ["forward"] if facts.source_size < facts.rows and why_not("forward", facts) is None else []
+        return ["gradient", *scan] if alone else [*scan, "batch_jacobian", *_forward(facts), "gradient"]
+    forward = _forward(facts)
     return [*scan, "batch_jacobian", *forward] if facts.recurrent else [*forward, "batch_jacobian", *scan]
+
+
+def _forward(facts: CallFacts) -> list[str]:
+    """Where it has fewer columns to go through than others have rows."""
+    return ["forward"] if facts.source_size < facts.rows and why_not("forward", facts) is None else []
 
 
 def _pfor(wanted: SensitivitySection) -> tuple[bool, ...]:

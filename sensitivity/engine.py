@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from . import machine, meter
 from .candidates import halved
+from .errors import Refused
 from .kernels import compile_kernel, pfor_fallbacks, signature
+from .layers import holds_moments, nodes_of
 from .model import Target
 from .plan import call_memory, human_bytes
 from .setting import Setting
@@ -112,7 +115,9 @@ class Tuned:
 
     def _trace(self) -> None:
         with pfor_fallbacks() as operations:
-            self._function.get_concrete_function()
+            traced = self._function.get_concrete_function()
+        if self.target.facts.rows_of == "derivatives":
+            _require_exact(traced.graph.as_graph_def())
         lost = [f"pfor: {name} runs one output after another" for name in sorted(operations)]
         self.setting = replace(
             self.setting, lost=(*self.setting.lost, *(x for x in lost if x not in self.setting.lost))
@@ -175,6 +180,18 @@ class Tuned:
     def _drop_xla(self, error: Exception) -> None:
         reason = str(error).strip().partition("\n")[0][:200]
         self._adopt(replace(self.setting, xla=False, lost=(*self.setting.lost, f"XLA: {reason}")))
+
+
+def _require_exact(graph: Any) -> None:
+    """Refuse second derivatives past moments that a `tf.function` within has kept from an earlier trace."""
+    if holds_moments(nodes_of(graph)):
+        raise Refused(
+            "sensitivity.product",
+            given="second derivatives of a model with a tf.function within that was traced before, which holds "
+            "TensorFlow's moments: their second derivative is not that of a variance",
+            allowed="models whose tf.nn.moments is called anew",
+            remedy="load the model anew and ask for this first, or drop the tf.function within it",
+        )
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +28,7 @@ from .model import Target, described_call, shaped_call, target_of, wrapped_and_c
 from .packing import Packing, is_constant
 from .plan import MiB, human_bytes, result_bytes
 from .products.product import Arrays, Product
-from .progress import progress
+from .progress import progress_of_long
 from .saved_models import as_model
 from .sections import parse_bytes
 from .setting import Choice, Setting
@@ -40,7 +39,6 @@ from .weights import meant
 BESIDE = ("labels", "loss", "sample_weight")  # of what is asked, what is given by window or as an object
 Beside = Callable[[slice], Arrays]
 Make = Callable[[CallFacts, np.ndarray], tuple[Product, Beside]]
-LONG_SECONDS = 5.0  # work that takes longer shows its progress
 MOST_AT_ONCE = 4096  # windows a call, at most: larger numbers of windows share their kernel
 TIMED_ON = 256
 
@@ -268,14 +266,11 @@ def _most_at_once(windows: int, wanted: SensitivitySection) -> int:
 def _run(
     engine: Tuned, product: Product, source: np.ndarray, beside: Beside, *, everything: bool
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The product of all windows, and everything else that comes with it; what will take longer than `LONG_SECONDS`, as
-    its first call tells, shows its progress.
-    """
-    facts, started = engine.target.facts, time.time()
+    """The product of all windows, and everything else that comes with it."""
+    facts = engine.target.facts
     empty = product.arranged(np.empty((0, *facts.block_shape), facts.dtype))
     values = {product.name: np.empty((len(source), *empty.shape[1:]), facts.dtype)}
-    advance = None
-    with ExitStack() as shown:
+    with progress_of_long(len(source)) as moved:
         for done, found in product.computed(engine, lambda part: (source[part], *beside(part)), len(source)):
             for name, array in found.items():
                 if name != product.name and not everything:
@@ -283,11 +278,7 @@ def _run(
                 if name not in values:
                     values[name] = np.empty((len(source), *array.shape[1:]), array.dtype)
                 values[name][done] = array
-            if advance is not None:
-                advance(done.stop - done.start, started)
-            elif (time.time() - started) * (len(source) / done.stop - 1) > LONG_SECONDS:
-                advance = shown.enter_context(progress(len(source), 0))
-                advance(done.stop, started)
+            moved(done.stop - done.start)
     return values.pop(product.name), values
 
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -89,6 +89,24 @@ def moments_exact() -> Iterator[None]:
             yield
         finally:
             tf.nn.moments = before
+
+
+def holds_moments(nodes: Iterable[Any]) -> bool:
+    """Whether there are TensorFlow's own moments among a graph's operations: (a - stop_gradient(mean of a))²."""
+    by_name: dict[str, list[Any]] = {}
+    for node in nodes:
+        by_name.setdefault(node.name, []).append(node)
+
+    def given(node: Any, kind: str) -> list[Any]:
+        return [one for name in node.input for one in by_name.get(name.partition(":")[0], ()) if one.op == kind]
+
+    squares = [node for every in by_name.values() for node in every if node.op == "SquaredDifference"]
+    return any(
+        mean.input[0] in square.input
+        for square in squares
+        for stopped in given(square, "StopGradient")
+        for mean in given(stopped, "Mean")
+    )
 
 
 def _moments(x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None) -> Any:

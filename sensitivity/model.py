@@ -240,7 +240,7 @@ def _run_once(
         return selection.of(joined(heads(model, model(windows), of)))
 
     back = backward(model, target, shape, dtype, seen.operations)
-    if is_weights(model, wrt):
+    if is_weights(given, wrt):
         source = weights_named(model, wrt, target, zeros)
     else:
         source = source_named(model, wrt, zeros, given, packing)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 SECONDS_BETWEEN_LINES = 5.0
+LONG_SECONDS = 5.0
 Advance = Callable[[int, float], None]
 
 
@@ -22,6 +23,29 @@ def progress(total: int, done: int, what: str = "windows", *, quiet: bool = Fals
         return
     with (_bar if sys.stderr.isatty() else _lines)(total, done, what) as advance:
         yield advance
+
+
+@contextmanager
+def progress_of_long(total: int, what: str = "windows", *, warm: bool = True) -> Iterator[Callable[[int], None]]:
+    """Show progress of work in this process once what is left will take longer than `LONG_SECONDS`, as its rate so far
+    tells. Yields `moved(count)`: so many more. warm: its first part is as fast as others; else it is not timed.
+    """
+    started, done = time.time() if warm else None, 0
+    advance: Advance | None = None
+    with ExitStack() as shown:
+
+        def moved(count: int) -> None:
+            nonlocal started, done, advance
+            done += count
+            if started is None:
+                started = time.time()
+            elif advance is not None:
+                advance(count, started)
+            elif (time.time() - started) * (total / done - 1) > LONG_SECONDS:
+                advance = shown.enter_context(progress(total, 0, what))
+                advance(done, started)
+
+        yield moved
 
 
 @contextmanager

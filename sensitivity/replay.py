@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,14 @@ _FUNCTIONS = {
     **dict.fromkeys(_CALLS, ("f",)),
 }
 _ASSIGNING = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+
+
+@dataclass
+class _Uses:
+    """Resources that are read on the way to what is wanted, and those that operations beside it assign."""
+
+    read: set[Any] = field(default_factory=set)
+    assigned: dict[Any, str] = field(default_factory=dict)
 
 
 class Replay:
@@ -49,25 +58,44 @@ class Replay:
         """Why it cannot be made again; empty where it can. is_custom: whether a node has a user's own gradient, which
         belongs to the function that was restored.
         """
-        return self._why_not(self._graph, self._given, self._found, is_custom)
+        uses = _Uses()
+        known = {tensor.ref(): tensor.ref() for tensor in self._given if tensor.dtype == tf.resource}
+        reason = self._why_not(self._graph, known, self._given, self._found, is_custom, uses)
+        changed = {resource: kind for resource, kind in uses.assigned.items() if resource in uses.read}
+        return reason or next((f"it has the operation {kind}" for kind in changed.values()), "")
 
     def _why_not(
-        self, graph: tf.Graph, taken: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor], is_custom: Callable[[Any], bool]
+        self,
+        graph: tf.Graph,
+        resources: dict[Any, Any],
+        taken: Sequence[tf.Tensor],
+        wanted: Sequence[tf.Tensor],
+        is_custom: Callable[[Any], bool],
+        uses: _Uses,
     ) -> str:
-        way = _on_the_way(graph, {tensor.ref(): None for tensor in taken}, wanted)
-        names, read = {operation.name for operation in way}, {tensor.ref() for one in way for tensor in one.inputs}
+        """resources: what tensors are that hold one, by where it came into the whole."""
+        names = {one.name for one in _on_the_way(graph, {tensor.ref(): None for tensor in taken}, wanted)}
+        resources = dict(resources)
         for operation in graph.get_operations():
-            kind = operation.type
+            kind, reached = operation.type, operation.name in names
+            held = [resources.get(tensor.ref()) for tensor in operation.inputs]
             if kind in _FUNCTIONS:
-                parts = [self._of(operation, name) for name in _FUNCTIONS[kind]]
-                if reason := next(filter(None, (self._why_not(p, p.inputs, p.outputs, is_custom) for p in parts)), ""):
-                    return reason
-            elif operation.name in names and is_custom(operation.node_def):
+                given = held[1:] if kind in _BRANCHES else held
+                for part in (self._of(operation, name) for name in _FUNCTIONS[kind]):
+                    inner = {tensor.ref(): one for tensor, one in zip(part.inputs, given, strict=True) if one}
+                    ends = part.outputs if reached else ()
+                    if reason := self._why_not(part, inner, part.inputs, ends, is_custom, uses):
+                        return reason
+            elif reached and is_custom(operation.node_def):
                 return "it has a custom gradient"
-            elif kind in _ASSIGNING and operation.name not in names and operation.inputs[0].ref() not in read:
-                continue  # such as the state of a random generator, which no output takes
-            elif not hasattr(tf.raw_ops, kind) or (_has_state(kind) and kind not in ("ReadVariableOp", "Placeholder")):
+            elif kind in _ASSIGNING and not reached and held[0]:
+                uses.assigned[held[0]] = kind  # such as the state of a random generator, which no output takes
+            elif not _can_be_made(kind):
                 return f"it has the operation {kind}"
+            elif kind == "Identity" and held[0]:
+                resources[operation.outputs[0].ref()] = held[0]
+            elif reached:
+                uses.read.update(filter(None, held))
         return ""
 
     def __call__(self, *given: tf.Tensor) -> Any:
@@ -133,11 +161,15 @@ class Replay:
 
 
 @functools.cache
-def _has_state(kind: str) -> bool:
+def _can_be_made(kind: str) -> bool:
+    """Whether Python has it, and it neither has a state nor calls functions."""
     from tensorflow.python.framework import op_def_registry
 
     definition = op_def_registry.get(kind)
-    return definition is None or definition.is_stateful
+    if definition is None or not hasattr(tf.raw_ops, kind):
+        return False
+    calls = any("func" in part.type for part in definition.attr)
+    return not calls and (not definition.is_stateful or kind in ("ReadVariableOp", "Placeholder"))
 
 
 def _on_the_way(graph: tf.Graph, known: dict[Any, Any], wanted: Sequence[tf.Tensor]) -> list[tf.Operation]:

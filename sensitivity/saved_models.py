@@ -194,8 +194,8 @@ def _endpoints(restored: Any) -> Iterator[_Endpoint]:
         function: Any = getattr(restored, name, None)
         for concrete in getattr(function, "concrete_functions", ()):
             if specs := _tensors_of(concrete):
-                given = concrete.structured_input_signature[0]
-                yield _Endpoint(_filling(function, given), specs, tuple(concrete.variables), concrete)
+                filling = _filling(function, concrete.structured_input_signature)
+                yield _Endpoint(filling, specs, tuple(concrete.variables), concrete)
     signatures: dict[str, Any] = getattr(restored, "signatures", {})
     for name in ("serving_default", *signatures):
         concrete = signatures.get(name)
@@ -211,7 +211,7 @@ def _tensors_of(concrete: Any) -> tuple[tf.TensorSpec, ...]:
     given = tf.nest.flatten((arguments, keywords))
     tensors = tuple(part for part in given if isinstance(part, tf.TensorSpec))
     table = arguments[0] if arguments and isinstance(arguments[0], dict) else keywords
-    if len(table) == len(tensors):
+    if len(table) == len(tensors) and all(isinstance(part, tf.TensorSpec) for part in table.values()):
         tensors = tuple(
             tf.TensorSpec(spec.shape, spec.dtype, str(name)) for name, spec in zip(sorted(table), tensors, strict=True)
         )
@@ -219,14 +219,15 @@ def _tensors_of(concrete: Any) -> tuple[tf.TensorSpec, ...]:
     return tensors if alike and not any(part is True for part in given) else ()
 
 
-def _filling(function: Any, arguments: Any) -> Callable[..., Any]:
-    """A function that takes tensors one by one, of one that takes them somewhere in its arguments."""
-    flat = tf.nest.flatten(arguments)
+def _filling(function: Any, signature: tuple[Any, Any]) -> Callable[..., Any]:
+    """A function that takes tensors one by one, of one that takes them somewhere in its arguments and keywords."""
+    flat = tf.nest.flatten(signature)
 
     def filled(*tensors: tf.Tensor) -> Any:
         rest = iter(tensors)
         given = [next(rest) if isinstance(part, tf.TensorSpec) else part for part in flat]
-        return function(*tf.nest.pack_sequence_as(arguments, given))
+        arguments, keywords = tf.nest.pack_sequence_as(signature, given)
+        return function(*arguments, **keywords)
 
     return filled
 

@@ -43,7 +43,9 @@ class _Owned:
 
 
 def is_weights(model: keras.Model, wrt: str) -> bool:
-    """Whether `wrt` means weights. An input or a layer may be called so: then "weights:*" means them."""
+    """Whether `wrt` means weights of a model, as it is given. An input or a layer may be called so: then "weights:*"
+    means them.
+    """
     given = innermost(model)
     named = (*input_names(given), *(layer.name for layer in given._flatten_layers(include_self=False)))
     return wrt.startswith(f"{WEIGHTS}:") or (wrt == WEIGHTS and WEIGHTS not in named)

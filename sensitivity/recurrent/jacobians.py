@@ -16,7 +16,6 @@ goes through the recurrent kernel. h and c are taken as they are, without scalin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -26,9 +25,11 @@ import tensorflow as tf
 from ..cells import AnyCell, Cell, Gated, is_gated
 from ..errors import Refused
 from ..layers import as_graph, keras
+from ..progress import progress_of_long
 from .decay import Decay
 from .given import Watch, checked, thinned
 from .halves import Half, halves_of
+from .spectral import Largest
 
 Norm = Literal["spectral", "frobenius"]
 States = Literal["all", "hidden"]
@@ -52,7 +53,7 @@ def jacobian_decay(
         model takes, in its units; of more than `most_windows`, so many are taken, evenly chosen.
     layer: an LSTM, GRU, SimpleRNN, or Bidirectional of these: its name, or itself; None where there is only one.
     norm: "spectral", the largest singular value, by how much a change of the state can grow; or "frobenius", the root
-        of the sum of squares, which is never smaller and costs less: no eigenvalues of (window, lag) matrices.
+        of the sum of squares, which is never smaller and costs less.
     states: "all", the full state, of an LSTM (h, c); or "hidden", h alone, with c_t held. The same of other layers.
 
     Returns a `Decay` of each pass over time, forward before backward. Of T the last step of a pass: a backward one
@@ -88,12 +89,14 @@ def _walked(watch: Watch, walks: list[_Walk], windows: np.ndarray) -> list[np.nd
     sequences, _ = watch(windows[:1])
     size = min(len(windows), *(walk.windows_per_call(*sequences.shape[1:]) for walk in walks))
     found: list[list[np.ndarray]] = [[] for _ in walks]
-    for start in range(0, len(windows), size):
-        part = windows[start : start + size]
-        filled = np.concatenate([part, np.repeat(part[-1:], size - len(part), 0)])
-        sequences, states = watch(filled)
-        for walk, begun, logs in zip(walks, states, found, strict=True):
-            logs.append(walk(sequences, begun)[: len(part)])
+    starts = range(0, len(windows), size)
+    with progress_of_long(len(starts) * len(walks) * sequences.shape[1], "steps", warm=False) as moved:
+        for start in starts:
+            part = windows[start : start + size]
+            filled = np.concatenate([part, np.repeat(part[-1:], size - len(part), 0)])
+            sequences, states = watch(filled)
+            for walk, begun, logs in zip(walks, states, found, strict=True):
+                logs.append(walk(sequences, begun, moved)[: len(part)])
     return [np.concatenate(logs) for logs in found]
 
 
@@ -112,17 +115,23 @@ class _Walk:
         passed = steps * (inputs + self._widths[0] * (len(self._half.gates) + 4))
         return max(1, ROOM // ((passed + _BLOCKS * self._rows * states) * dtype.itemsize))
 
-    def __call__(self, sequences: tf.Tensor, states: list[tf.Tensor]) -> np.ndarray:
-        """sequences `(window, step, input)` in the order of time → log norms `(window, lag)`"""
+    def __call__(self, sequences: tf.Tensor, states: list[tf.Tensor], moved: Callable[[int], None]) -> np.ndarray:
+        """sequences `(window, step, input)` in the order of time → log norms `(window, lag)`
+
+        moved: is told of steps that are done.
+        """
+        largest = Largest() if self._norm == "spectral" else None
         trace = self._run(sequences, states)
         windows, steps, _ = sequences.shape
         product = tf.eye(self._rows, sum(self._widths), batch_shape=[windows], dtype=sequences.dtype)
-        scale, found = np.zeros(windows), [self._log_norm(product.numpy())]
+        scale, found = np.zeros(windows), [self._log_norm(product.numpy(), largest)]
+        moved(1)
         for step in range(steps - 1, 0, -1):
             product, frobenius = self._back(trace, tf.constant(step), product)
             with np.errstate(divide="ignore"):
                 scale = scale + np.log(frobenius.numpy().astype("float64"))
-            found.append(scale + self._log_norm(product.numpy()))
+            found.append(scale + self._log_norm(product.numpy(), largest))
+            moved(1)
         return np.stack(found, 1)
 
     def _cell(self, states: list[tf.Tensor], inputs: int) -> Cell:
@@ -142,22 +151,11 @@ class _Walk:
         size = tf.norm(product, axis=(1, 2))
         return product / tf.where(size > 0, size, tf.ones_like(size))[:, None, None], size
 
-    def _log_norm(self, products: np.ndarray) -> np.ndarray:
-        """(B, R, S) → (B), by the columns of as many states as there are rows."""
+    def _log_norm(self, products: np.ndarray, largest: Largest | None) -> np.ndarray:
+        """(B, R, S) → (B), by the columns of as many states as there are rows. largest: None for Frobenius norms."""
         values = products[..., : self._rows].astype("float64")
         with np.errstate(divide="ignore"):
-            return np.log(np.linalg.norm(values, axis=(1, 2)) if self._norm == "frobenius" else _largest(values))
-
-
-def _largest(matrices: np.ndarray) -> np.ndarray:
-    """Largest singular value of each, as the root of the largest eigenvalue of M·Mᵀ: exact to rounding, as it is the
-    largest. NaN where the matrix is not finite, for which LAPACK has no answer.
-    """
-    finite = np.isfinite(matrices).all((1, 2))
-    found = np.full(len(matrices), math.nan)
-    squares = matrices[finite] @ matrices[finite].swapaxes(1, 2)
-    found[finite] = np.sqrt(np.maximum(np.linalg.eigvalsh(squares)[:, -1], 0))
-    return found
+            return np.log(np.linalg.norm(values, axis=(1, 2)) if largest is None else largest(values))
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:

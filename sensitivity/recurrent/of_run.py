@@ -27,33 +27,42 @@ from .halves import layers, named
 from .jacobians import jacobian_decay
 from .parts import Part, weights
 from .paths import draw_heatmap, draw_lines, draw_points
+from .stored import WINDOWS as MOST
 from .stored import stored
 
 if TYPE_CHECKING:
     import xarray as xr
 
-WINDOWS = 256
+WINDOWS = 32
+DRAWN_BYTES = 64 << 20  # of gradients, of which pictures are means and a few lines
+
+
+COLUMNS = ("layer", "direction", "windows", "rate", "half_life", "verdict", "alarms")
 
 
 @dataclass(frozen=True, eq=False)
 class RunLayer:
     """A recurrent layer of a run's model.
 
-    decays: of each pass over time, forward before backward, as `jacobian_decay` gives them. parts: its weights.
-    bidirectional: what it gives has the units of a forward pass, then those of a backward one.
+    decays: of each pass over time, forward before backward, as `jacobian_decay` gives them; none where it refuses the
+    layer, and `untold` says why. parts: its weights. bidirectional: what it gives has the units of a forward pass, then
+    those of a backward one.
     """
 
     name: str
     decays: tuple[Decay, ...]
     parts: tuple[Part, ...]
     bidirectional: bool
+    untold: str = ""
 
     @property
     def rows(self) -> list[dict[str, object]]:
         """One a pass: layer, direction, windows; rate, what the norm is multiplied by from one step to the next
-        further back; half_life in steps; verdict; alarms, what is not finite. None where there is none.
+        further back; half_life in steps; verdict; alarms, what is not finite, or why a layer is not told of. None
+        where there is none.
         """
-        return [self._row(decay) for decay in self.decays]
+        alone = dict.fromkeys(COLUMNS) | {"layer": self.name, "alarms": f"not told: {self.untold}"}
+        return [self._row(decay) for decay in self.decays] if self.decays else [alone]
 
     def _row(self, decay: Decay) -> dict[str, object]:
         rate, half_life = (decay.fit.rate, decay.fit.half_life) if decay.fit else (None, math.inf)
@@ -70,7 +79,8 @@ class RunLayer:
 
     def pictures(self) -> Iterator[tuple[str, Picture]]:
         """By what they show: norms by lag, and the weights of each gate as histograms and as matrices."""
-        yield "decay", draw_decay(self.decays)
+        if self.decays:
+            yield "decay", draw_decay(self.decays)
         yield "histograms", draw_histograms(self.parts)
         yield "matrices", draw_matrices(self.parts)
 
@@ -82,7 +92,7 @@ def of_run(run: Run | Place | Path | str, names: Sequence[str] = (), *, windows:
     chosen among those without a missing value, and read as its workers read them. No shard need be committed.
 
     Raises `Refused` for a model without such layers or without any, a name that none has, a series that is no longer
-    the run's or has no whole window, and for what `jacobian_decay` refuses.
+    the run's or has no whole window, and for what `jacobian_decay` refuses: of layers that are not named, all.
     """
     if windows < 1:
         raise Refused("windows", given=windows, allowed="1 or more", remedy="give more, or leave it out")
@@ -90,15 +100,19 @@ def of_run(run: Run | Place | Path | str, names: Sequence[str] = (), *, windows:
     model = _model(opened)
     chosen = named(model, names)
     source = _windows(opened, windows)
-    return tuple(
-        RunLayer(
-            layer.name,
-            jacobian_decay(model, source, layer, most_windows=len(source)),
-            weights(model, layer),
-            isinstance(layer, keras.layers.Bidirectional) and layer.merge_mode == "concat",
-        )
-        for layer in chosen
-    )
+    found, refusals = [], []
+    for layer in chosen:
+        decays: tuple[Decay, ...] = ()
+        try:
+            decays = jacobian_decay(model, source, layer, most_windows=len(source))
+        except Refused as refused:
+            refusals.append(refused)
+        both = isinstance(layer, keras.layers.Bidirectional) and layer.merge_mode == "concat"
+        untold = "" if decays else str(refusals[-1].given)
+        found.append(RunLayer(layer.name, decays, weights(model, layer), both, untold))
+    if refusals and (names or len(refusals) == len(found)):
+        raise refusals[0]
+    return tuple(found)
 
 
 def draw_run_gradients(dataset: xr.Dataset, layer: RunLayer) -> Iterator[tuple[str, Picture]]:
@@ -108,7 +122,8 @@ def draw_run_gradients(dataset: xr.Dataset, layer: RunLayer) -> Iterator[tuple[s
     its last step alone. dataset: as for `stored`, which says what is refused.
     """
     output, steps = str(np.atleast_1d(dataset["output"].values)[0]), np.atleast_1d(dataset["output_step"].values)
-    gradients = stored(dataset, output, steps[-1].item())
+    window = math.prod(dataset.sizes[dim] for dim in ("source_step", "unit")) * dataset["jacobian"].dtype.itemsize
+    gradients = stored(dataset, output, steps[-1].item(), most_windows=min(MOST, max(1, DRAWN_BYTES // window)))
     of = output if len(steps) == 1 else f"{output}, step {steps[-1]}"
     name, both, unit = layer.name, layer.bidirectional, f"∂ {look.plain(of)} / ∂ unit"
     if gradients.ndim == 2:

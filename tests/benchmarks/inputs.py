@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.inputs [--windows 512] [--turns 3]
 
-Hand-written is `tape.batch_jacobian` of the series in one compiled function, with the static input beside it, by pfor, a
-loop or a loop under XLA (which does not take pfor's), with as many windows a call as is fastest of a few numbers. All
+Hand-written is `tape.batch_jacobian` of the series in one compiled function, with the static input beside it, by pfor,
+a loop or a loop under XLA (which does not take pfor's), with as many windows a call as is fastest of a few numbers. All
 give `(batch, output_step, output, lag, feature)` in float32; ours takes 4 GB at most.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
 import shutil
@@ -179,6 +180,7 @@ def refused(*arguments: object) -> str:
         (["--windows", -3], "1 or more"),
         (["-o", "{file}"], "choose another name"),
         (["-o", "{file}/no/where"], "make the directory"),
+        (["-o", "/proc/pictures"], "that can be written to"),
     ],
 )
 def test_what_cannot_be_told_is_refused(run, arguments, said):
@@ -191,6 +193,30 @@ def test_a_run_with_nothing_whole_is_refused(run, tmp_path):
     content["survey"]["missing"] = [[0, content["survey"]["steps"]]]
     (tmp_path / "run" / JOB).write_text(json.dumps({**content, SEAL: job_seal(content)}))
     assert "of whose 46 windows none is without a missing value" in refused(tmp_path / "run")
+
+
+def test_a_layer_that_cannot_be_told_of_costs_no_other(write_job, tmp_path):
+    source, again = keras.Input((STEPS, 2)), layers.GRU(UNITS, return_sequences=True, name="twice")
+    model = keras.Model(source, layers.Dense(1)(layers.LSTM(UNITS, name="once")(again(layers.Dense(2)(again(source))))))
+    assert call("run", write_job(model, frame(20), sensitivity=KNOBS), "--serial").exit_code == 0
+    result = call("recurrent", tmp_path / "run", "--format", "json", "-o", tmp_path / "seen")
+    assert result.exit_code == 0, result.stderr
+    twice, once = json.loads(result.stdout)
+    assert (twice["layer"], once["layer"]) == ("twice", "once")
+    assert "not told: twice, with 2 calls" in twice["alarms"]
+    assert twice["verdict"] is None
+    assert once["verdict"]
+    assert {file.name for file in (tmp_path / "seen").iterdir()} >= {"twice-matrices.png", "once-decay.png"}
+    assert "2 calls" in refused(tmp_path / "run", "--layer", "twice")
+
+
+def test_gradients_that_are_drawn_are_bounded(run, monkeypatch):
+    module = importlib.import_module("sensitivity.recurrent.of_run")  # whose name is that of its function
+    monkeypatch.setattr(module, "DRAWN_BYTES", 7 * STEPS * UNITS * 4)
+    seen, stored = [], module.stored
+    monkeypatch.setattr(module, "stored", lambda *given, **how: seen.append(stored(*given, **how)) or seen[-1])
+    list(draw_run_gradients(sensitivity.open_run(run), RunLayer("memory", (), (), False)))
+    assert seen[0].shape == (7, STEPS, UNITS)
 
 
 def test_a_changed_series_is_refused(run, tmp_path):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 import sensitivity
-from sensitivity import inprocess, kept
+from sensitivity import kept, progress
 from sensitivity.errors import Refused
 from sensitivity.probes import Probe
 from tests.conftest import sequential, tape_jacobian, worst
@@ -133,7 +133,7 @@ def test_impossible_knobs_are_refused(knobs, key):
 
 
 def test_long_work_shows_its_progress(monkeypatch, capsys):
-    monkeypatch.setattr(inprocess, "LONG_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LONG_SECONDS", 0.0)
     model = sequential(SHAPE, layers.Flatten(), layers.Dense(3))
     for pfor in ("auto", False):  # timed beforehand, and not
         knobs = {"kernel": "batch_jacobian", "windows_per_call": 16, "experimental_use_pfor": pfor}

@@ -359,9 +359,31 @@ def test_a_variance_that_holds_its_mean_constant_has_none():
     assert worst(sensitivity.jacobian(model, WINDOWS), tape_jacobian(model, WINDOWS)) < CLOSE
     with pytest.raises(Refused, match=r"tf\.nn\.moments"):
         sensitivity.hessian(model, WINDOWS)
+    named = sequential((6, 2), layers.Flatten(), layers.Lambda(lambda x: own(x, [1], name="stats")[1]))
+    with pytest.raises(Refused, match=r"tf\.nn\.moments"):
+        sensitivity.hessian(named, WINDOWS)
     stopped = layers.Lambda(lambda x: x * tf.stop_gradient(x))
     model = sequential((6, 2), layers.Flatten(), stopped, layers.Dense(1))
     assert np.abs(sensitivity.hessian(model, WINDOWS)).max() == 0
+
+
+class Within(keras.Model):
+    """Normalizes in a `tf.function` of its own, which keeps its traces."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(4)
+        self.variance = tf.function(lambda x: tf.nn.moments(x, [1], keepdims=True)[1], autograph=False)
+
+    def call(self, windows):
+        return self.variance(self.dense(layers.Flatten()(windows)))
+
+
+def test_a_variance_that_was_traced_before_has_none():
+    model = Within()
+    assert sensitivity.jacobian(model, WINDOWS).shape == (len(WINDOWS), 1, 6, 2)
+    with pytest.raises(Refused, match=r"traced before|by a name of its own, or in a tf\.function"):
+        sensitivity.hessian(model, WINDOWS)
 
 
 # ---- what is refused ----------------------------------------------------------------------------------

@@ -158,8 +158,14 @@ def growing(x):
     return tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, tf.concat([y, y], 1)), start, invariants)[1]
 
 
+def switched(x):
+    """Branches that are looked into nowhere."""
+    return tf.switch_case(tf.cast(x[0, 0, 0] > -1e9, "int32"), [lambda: turned(x), lambda: turned(2 * x)])
+
+
 BOUND = {
     "Assert": asserting,
+    "operation StatelessCase": switched,
     "custom gradient": lambda x: clipped(turned(x)),
     "other numbers, or none": growing,
 }
@@ -175,12 +181,15 @@ def test_what_cannot_be_made_again_is_called_as_it_was_restored(reason, tmp_path
     assert reason in loaded.bound
 
 
-def test_a_graph_that_is_made_again_otherwise_is_not_taken(tmp_path, monkeypatch):
+@pytest.mark.parametrize("wrong", [{1, 3}, {1}, {3}])
+def test_a_graph_that_is_made_again_otherwise_is_not_taken(wrong, tmp_path, monkeypatch):
+    """Of one window, or of several, alone, too."""
     _, loaded = restored(turned, tmp_path)
     made = replay._made
 
     def otherwise(operation, given):
-        return made(operation, given if operation.type != "Tanh" else [2 * given[0]])
+        is_other = operation.type == "Tanh" and given[0].shape[0] in wrong
+        return made(operation, [2 * given[0]] if is_other else given)
 
     monkeypatch.setattr(replay, "_made", otherwise)
     expected = loaded._endpoint.call(tf.constant(WINDOWS)).numpy()
@@ -214,20 +223,42 @@ def test_a_random_state_that_no_output_takes_stays_as_it_is(tmp_path):
     assert loaded.bound == ""
 
 
-def test_a_state_that_an_output_takes_is_none_of_that(tmp_path):
-    class Counting(tf.Module):
-        def __init__(self):
-            super().__init__()
-            self.count = tf.Variable(0.0)
+class Counting(tf.Module):
+    """Counts its calls; `read` is where it reads how many there were."""
 
-        @tf.function(autograph=False, input_signature=[tf.TensorSpec((None, 4, 2))])
-        def __call__(self, x):
+    def __init__(self, read):
+        super().__init__()
+        self.count, self.read = tf.Variable(0.0), read
+
+    @tf.function(autograph=False)
+    def tick(self):
+        self.count.assign_add(1.0)
+
+    @tf.function(autograph=False)
+    def scaled(self, x):
+        return x * self.count
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec((None, 4, 2))])
+    def __call__(self, x):
+        if self.read == "not at all":
+            self.tick()
+            return turned(x)
+        if self.read == "beside":
             with tf.control_dependencies([self.count.assign_add(1.0)]):
                 return turned(x) * self.count
+        self.tick()
+        return self.scaled(turned(x)) if self.read == "within" else turned(x) * self.count
 
-    tf.saved_model.save(Counting(), str(tmp_path / "saved"))
+
+@pytest.mark.parametrize(
+    ("read", "reason"), [("beside", "Assign"), ("after", "Assign"), ("within", "Assign"), ("not at all", "")]
+)
+def test_a_state_that_an_output_takes_is_none_of_that(read, reason, tmp_path):
+    """Wherever it is assigned and read: beside each other, or in functions that are called."""
+    tf.saved_model.save(Counting(read), str(tmp_path / "saved"))
     loaded = load_saved_model(tmp_path / "saved")
-    assert "AssignAddVariableOp" in loaded.bound
+    assert reason in loaded.bound
+    assert (loaded._replay is None) == bool(reason)
 
 
 def test_layers_of_another_precision_than_the_windows(tmp_path):

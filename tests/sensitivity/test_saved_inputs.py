@@ -80,3 +80,38 @@ def test_whole_numbers_alone_are_refused(tmp_path):
     path = saved(lambda one, other: tf.cast(one + other, "float32"), *specs, path=tmp_path)
     with pytest.raises(Refused, match="int32"):
         load_saved_model(path)
+
+
+class Keywords(tf.Module):
+    """What is taken by keyword alone: a flag of training, and an input that may be left out."""
+
+    @tf.function(autograph=False)
+    def __call__(self, x, *, training=True, site=None):
+        found = 100.0 * x[:, 0] if training else x[:, 0]
+        return found if site is None else found * site
+
+
+def keywords(path, *traces):
+    module = Keywords()
+    for trace in traces:
+        module.__call__.get_concrete_function(tf.TensorSpec((None, 6, 2), name="x"), **trace)
+    tf.saved_model.save(module, str(path / "saved"))
+    return load_saved_model(path / "saved")
+
+
+@pytest.mark.parametrize("traces", [({"training": False},), ({"training": True}, {"training": False})])
+def test_a_flag_that_is_taken_by_keyword(traces, tmp_path):
+    loaded = keywords(tmp_path, *traces)
+    assert [tensor.name for tensor in loaded.inputs] == ["x"]
+    expected = np.zeros((5, 2, 6, 2))
+    expected[:, range(2), 0, range(2)] = 1
+    np.testing.assert_array_equal(sensitivity.jacobian(loaded, WEATHER), expected)
+
+
+def test_an_input_that_is_taken_by_keyword(tmp_path):
+    site = {"training": False, "site": tf.TensorSpec((None, 2), name="site")}
+    loaded = keywords(tmp_path, site, {"training": False})
+    given = {"x": WEATHER, "site": WEATHER[:, 1]}
+    found = sensitivity.jacobian(loaded, given, wrt="x")
+    assert worst(found[:, [0, 1], 0, [0, 1]], given["site"]) < 1e-6
+    assert worst(sensitivity.jacobian(loaded, given, wrt="site")[:, [0, 1], [0, 1]], WEATHER[:, 0]) < 1e-6

@@ -267,3 +267,6 @@ def test_a_layer_may_be_called_weights():
     by_layer = sensitivity.jacobian(model, windows, wrt="weights")
     assert worst(by_layer, np.broadcast_to(model.get_weights()[2].T, (4, 1, 2))) < 1e-6
     assert sensitivity.jacobian(model, windows, wrt="weights:*").shape == (4, 1, 3 * 2 + 2 + 2 + 1)
+    model = sequential((3,), layers.Dense(3, name="first"), layers.Dense(2, name="weights"), layers.Dense(1))
+    with pytest.raises(Refused, match="'weights'"):  # which comes after it
+        sensitivity.jacobian(model, windows, of="first", wrt="weights")
