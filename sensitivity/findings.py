@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -95,7 +96,10 @@ def _keys_beside(key: str, table: Any) -> list[str]:
     return [name for name in table.model_fields if name != "directory"]
 
 
-def unknown_key(key: str, given: object, allowed: list[str]) -> Refused:
+def unknown_key(
+    key: str, given: object, allowed: Sequence[str], *, instead: str = "take it out of the job file"
+) -> Refused:
+    """instead: what to do where nothing is called much like it."""
     close = difflib.get_close_matches(key.rpartition(".")[2], allowed, n=1)
-    remedy = f"did you mean {close[0]!r}?" if close else "take it out of the job file"
+    remedy = f"did you mean {close[0]!r}?" if close else instead
     return Refused(key, given=f"{given!r} (an unknown key)", allowed=", ".join(allowed), remedy=remedy)

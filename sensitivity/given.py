@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from .errors import Refused
+from .labels import is_of_classes
 from .layers import input_names, whole_inputs
 from .packing import LOSS, Packing, as_text, loss_named
 from .parts import Part
@@ -41,13 +42,16 @@ class Given:
             return inputs["windows"], None
         others = {name: _numbers(name, values, dtype) for name, values in beside.items()}
         _require_as_many(inputs, others)
+        loss = self._loss(model) if beside else None
+        if beside and is_of_classes(loss):
+            _require_classes(model, others["labels"])
         arrays = [*inputs.items(), *others.items()]  # an input may be called as they are
         parts = _behind_each_other(arrays)
         own, labels, weights = (*parts[: len(inputs)],), *[*parts[len(inputs) :], None, None][:2]
         packing = Packing(
             inputs=() if several is None else own,
             by_name=isinstance(self.windows, Mapping) or bool(input_names(model)),
-            loss=self._loss(model) if beside else None,
+            loss=loss,
             window=own[0] if several is None else None,
             labels=labels,
             weights=weights,
@@ -143,7 +147,18 @@ def _array(name: str, values: Any) -> np.ndarray:
 
 
 def _windows(values: Any, dtype: str) -> np.ndarray:
-    source = _array("windows", values).astype(dtype, copy=False)
+    source = _array("windows", values)
+    try:
+        if source.dtype.kind not in "fiubO":
+            raise TypeError(f"an array of {source.dtype}")
+        source = source.astype(dtype, copy=False)
+    except (TypeError, ValueError) as error:
+        raise Refused(
+            "windows",
+            given=str(error),
+            allowed="numbers (batch, lag, feature)",
+            remedy="turn text and times to numbers",
+        ) from error
     if source.ndim < 2:
         raise Refused(
             "windows",
@@ -199,6 +214,20 @@ def _require_as_many(inputs: dict[str, np.ndarray], others: dict[str, np.ndarray
                 allowed="as many of each: one for every window",
                 remedy="cut them to the same windows",
             )
+
+
+def _require_classes(model: keras.Model, labels: np.ndarray) -> None:
+    """Refuse labels that are none of the classes that a model gives scores of, as far as it says how many."""
+    shape = getattr(model, "output_shape", None)
+    count = shape[-1] if isinstance(shape, tuple) and shape and isinstance(shape[-1], int) else None
+    wrong = (labels < 0) | (labels != np.floor(labels)) | (labels >= (count or np.inf))
+    if wrong.any():
+        raise Refused(
+            "labels",
+            given=f"{labels[wrong].flat[0]:g}, of a loss of classes",
+            allowed="whole numbers from 0" + (f" to {count - 1}" if count else ""),
+            remedy="number the classes so, and leave out windows without one",
+        )
 
 
 def _behind_each_other(arrays: list[tuple[str, np.ndarray]]) -> list[Part]:

@@ -17,7 +17,7 @@ from .device import call_budget, has_gpu, kind
 from .engine import Tuned
 from .errors import Refused
 from .facts import CallFacts
-from .findings import refusals
+from .findings import refusals, unknown_key
 from .given import Given
 from .job import SensitivitySection
 from .kept import Found, Kept, State, kept_with
@@ -37,6 +37,10 @@ from .tuning import BUILD_BYTES, Room, tune
 from .weights import meant
 
 BESIDE = ("labels", "loss", "sample_weight")  # of what is asked, what is given by window or as an object
+ASKED = (
+    *("of", "wrt", *BESIDE, "output_steps", "outputs", "max_lag", "kernel", "windows_per_call"),
+    *("experimental_use_pfor", "parallel_iterations"),
+)
 Beside = Callable[[slice], Arrays]
 Make = Callable[[CallFacts, np.ndarray], tuple[Product, Beside]]
 MOST_AT_ONCE = 4096  # windows a call, at most: larger numbers of windows share their kernel
@@ -96,6 +100,9 @@ def computed(
         raise Refused(
             "lead", given=asked["lead"], allowed="in jobs", remedy="give the labels of each window as labels="
         )
+    for name in asked:
+        if name not in ASKED and name not in SensitivitySection.model_fields:
+            raise unknown_key(name, type(asked[name]), (*ASKED, "memory", "report"), instead="leave it out")
     everything = Given(windows, **{key: asked[key] for key in BESIDE if key in asked})
     wanted = _wanted(**{key: value for key, value in asked.items() if key not in BESIDE})
     started = time.perf_counter()

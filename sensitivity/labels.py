@@ -189,12 +189,14 @@ def _require_numbers(
                 allowed=f"at most {limit:.3g}, what {dtype} holds",
                 remedy="mark such values as missing, or set run.dtype",
             )
-        if classes is not None and (not whole or largest > classes - 1):
+        negative = column < len(survey.negative) and survey.negative[column]
+        if classes is not None and (not whole or negative or largest > classes - 1):
+            given = "negative numbers" if negative else f"numbers up to {largest:g}"
             raise Refused(
                 "series.labels",
-                given=f"{name!r} with {'numbers' if whole else 'numbers that are not whole,'} up to {largest:g}",
+                given=f"{name!r} with {given}" + ("" if whole else ", not all of them whole"),
                 allowed=f"whole numbers from 0 to {classes - 1}, one for each of {classes} outputs",
-                remedy=f"number the classes so, or choose another loss than {wanted.loss}",
+                remedy=f"number the classes so, mark others as missing, or choose another loss than {wanted.loss}",
             )
 
 

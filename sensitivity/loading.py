@@ -169,21 +169,27 @@ def cast(model: keras.Model, dtype: str) -> keras.Model:
 
 
 def _in_its_own(model: SavedModel, dtype: str) -> SavedModel:
+    if model.half or model.dtype not in ("float32", "float64"):
+        raise Refused(
+            "model.path",
+            given=f"a SavedModel of {model.half or model.dtype}, whose graph cannot be cast",
+            allowed="SavedModels that compute in float32 or float64",
+            remedy='save the Keras model with model.save("model.keras"), which is computed in float32',
+        )
     if str(model.dtype) != dtype:
-        able = model.dtype in ("float32", "float64")
         raise Refused(
             "run.dtype",
             given=f"{dtype}, and a SavedModel of {model.dtype}, whose graph cannot be cast",
-            allowed=f"{model.dtype}" if able else "SavedModels of float32 or float64",
-            remedy=f'set run.dtype = "{model.dtype}"'
-            if able
-            else 'save the Keras model with model.save("model.keras")',
+            allowed=f"{model.dtype}",
+            remedy=f'set run.dtype = "{model.dtype}"',
         )
     return model
 
 
 def in_full_precision(model: keras.Model) -> keras.Model:
     """The model itself, or, of one of half precision, its twin of full precision with the weights that it now has."""
+    if isinstance(model, SavedModel):
+        return _in_its_own(model, str(model.dtype))
     if not half_policies(model):
         return model
     twin = getattr(model, _TWIN, None)

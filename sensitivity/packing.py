@@ -116,15 +116,16 @@ class Unpacked(Wrapper):
 
 
 class LossOf(Wrapper):
-    """The loss of each window's outputs `(batch)`: the mean over output steps and outputs. A batch's is the mean of
-    them.
+    """The loss of each window's outputs `(batch)`: the mean over output steps and outputs, a batch's being the mean of
+    them; or the sums, of a loss whose reduction is "sum".
     """
 
     def __init__(self, model: keras.Model, packing: Packing) -> None:
         super().__init__(model)
         if packing.labels is None:
             raise ValueError("a loss has labels")
-        self.packing, self._labels, self._each = packing, packing.labels, loss_named(packing.loss)
+        self.packing, self._labels = packing, packing.labels
+        self._each, self._reduced = loss_named(packing.loss), _reduction(packing.loss)
 
     @property
     def output_names(self) -> list[str]:
@@ -166,7 +167,7 @@ class LossOf(Wrapper):
                     remedy="give one for each window",
                 )
             found = found * tf.reshape(weights, (*weights.shape, *(1,) * (len(found.shape) - len(weights.shape))))
-        return {LOSS: tf.reduce_mean(found, tuple(range(1, len(found.shape)))) if len(found.shape) > 1 else found}
+        return {LOSS: self._reduced(found, tuple(range(1, len(found.shape)))) if len(found.shape) > 1 else found}
 
     def around(self, model: keras.Model) -> keras.Model:
         return LossOf(model, self.packing)
@@ -189,8 +190,10 @@ def rewrapped(model: keras.Model, other: Callable[[keras.Model], keras.Model]) -
 def _spreads(loss: Any, labels: tf.Tensor, outputs: tf.Tensor) -> bool:
     """Whether a loss of Keras, other than of classes, would take a label for several outputs, or the reverse."""
     of_keras = not callable(loss) or str(getattr(loss, "__module__", "")).startswith("keras.")
-    if not of_keras or is_of_classes(loss) or len(labels.shape) != len(outputs.shape):
+    if not of_keras or is_of_classes(loss):
         return False
+    if len(labels.shape) != len(outputs.shape):
+        return len(labels.shape) < len(outputs.shape)
     return any(a != b and 1 in (a, b) for a, b in zip(labels.shape[1:], outputs.shape[1:], strict=True))
 
 
@@ -245,8 +248,27 @@ def is_constant(loss: Any) -> bool:
     return loss is None or isinstance(loss, str) or (named and getattr(loss, "__closure__", None) is None)
 
 
+def _reduction(given: Any) -> Callable[..., tf.Tensor]:
+    """What makes one number of a window's losses. Raises `Refused` where a batch's is not made of its windows' own."""
+    reduction = getattr(_loss_of(given), "reduction", None)
+    if reduction == "mean_with_sample_weight":
+        raise Refused(
+            _KEY,
+            given=f"{loss_name(given)} with reduction={reduction!r}, which divides by the weights of a whole batch",
+            allowed='reductions "sum_over_batch_size", "mean", "sum" and None',
+            remedy="leave it out",
+        )
+    return tf.reduce_sum if reduction == "sum" else tf.reduce_mean
+
+
 def loss_named(given: Any) -> Callable[[Any, Any], Any]:
     """Labels and outputs → the loss of each `(batch, …)`, before any mean. Raises `Refused`."""
+    found = _loss_of(given)
+    return found.call if isinstance(found, keras.losses.Loss) else found
+
+
+def _loss_of(given: Any) -> Any:
+    """An object of Keras' or a function. Raises `Refused`."""
     try:
         named = json.loads(given) if isinstance(given, str) and given.startswith("{") else given
         found = keras.losses.get(named)
@@ -264,4 +286,4 @@ def loss_named(given: Any) -> Callable[[Any, Any], Any]:
             allowed="a loss of Keras, by name or as an object, or a function (labels, outputs) → (batch, …)",
             remedy="give one",
         )
-    return found.call if isinstance(found, keras.losses.Loss) else found
+    return found

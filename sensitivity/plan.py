@@ -285,8 +285,21 @@ def worker_memory(facts: ModelFacts, choice: Choice, layout: Layout, *, timing: 
 
 
 def room_for_a_call(memory: int, facts: ModelFacts, layout: Layout) -> int:
-    """Bytes for one kernel call in a worker of `memory` bytes, beside its fixed needs and its results."""
-    return max(0, memory - fixed_memory(facts) - result_memory(facts, layout))
+    """Bytes for one kernel call in a worker of `memory` bytes, beside its fixed needs and its results. Raises `Refused`
+    where there are none.
+    """
+    fixed, results = fixed_memory(facts), result_memory(facts, layout)
+    if memory <= fixed + results:
+        at_once = "one window" if layout.chunk_windows == 1 else f"{layout.chunk_windows:,} windows"
+        raise Refused(
+            "run.memory_per_worker",
+            given=f"{human_bytes(memory)} a worker",
+            allowed=f"more than {human_bytes(fixed + results)}: {human_bytes(results)} for the results of {at_once} "
+            f"({human_bytes(facts.window_bytes)} a window) and {human_bytes(fixed)} for TensorFlow and the model",
+            remedy="give more memory or run fewer workers; or store less of a window: fewer outputs, some of its lags "
+            "(max_lag), one layer's weights, or another product, such as hvp, gram or gradient_norm",
+        )
+    return memory - fixed - results
 
 
 def result_memory(facts: ModelFacts, layout: Layout) -> int:

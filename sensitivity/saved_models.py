@@ -42,6 +42,7 @@ _FILES = {
 _CHECKPOINTS = {"Save", "SaveV2", "SaveSlices", "Restore", "RestoreV2", "RestoreSlice", "MergeV2Checkpoints"}
 _ATTRIBUTE = "_sensitivity_model"
 _SAMPLES = 3
+_HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class SavedModel(keras.Model):
     """What was restored, as a model without layers: its variables are its weights, and its dtype is its own.
 
     batch: windows that it takes at a time; None: any number. digest: of the graph that it was restored from. bound: why
-    a graph with loops is called as it was restored, and no tape can use it twice; empty where it is made again.
+    a graph with loops is called as it was restored, and no tape can use it twice; empty where it is made again. half:
+    the dtype of half precision that some of its operations compute in; empty where none does.
     """
 
     def __init__(self, restored: Any, endpoint: _Endpoint, digest: str = "") -> None:
@@ -70,6 +72,7 @@ class SavedModel(keras.Model):
         self.inputs: list[keras.KerasTensor] = []
         self._restored, self._endpoint = restored, endpoint
         self._replay, self.bound = _replayed(endpoint)
+        self.half = _half_of(endpoint)
         self._agreed: dict[tuple[tuple[int, ...], ...], bool] = {}  # by shapes of a window
         self.built = True
         if all(spec.shape.rank for spec in specs):
@@ -248,6 +251,12 @@ def _named(specs: tuple[tf.TensorSpec, ...]) -> dict[str, tf.TensorSpec]:
     return {
         name if apart else f"input_{number}": spec for number, (name, spec) in enumerate(zip(names, specs, strict=True))
     }
+
+
+def _half_of(endpoint: _Endpoint) -> str:
+    nodes = nodes_of(endpoint.function.graph.as_graph_def()) if endpoint.function else ()
+    found = (tf.as_dtype(node.attr["T"].type).name for node in nodes if node.attr["T"].type in _HALF)
+    return next(found, "")
 
 
 def _replayed(endpoint: _Endpoint) -> tuple[Replay | None, str]:

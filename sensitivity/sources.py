@@ -43,7 +43,7 @@ def _input_named(model: keras.Model, wrt: str, packing: Packing | None) -> tuple
     if parts is None and wrt == INPUT and packing and packing.inputs:
         raise Refused(
             "sensitivity.wrt",
-            given="nothing, and a model of several inputs",
+            given='"input", all inputs together, which have no steps in common here',
             allowed=", ".join(f'"{part.name}"' for part in packing.inputs),
             remedy=f'name one of them: wrt="{packing.inputs[0].name}"',
         )
@@ -128,13 +128,19 @@ def layer_named(model: keras.Model, name: str, key: str, *, also: str) -> keras.
     layers = [layer for layer in model._flatten_layers(include_self=False) if layer.name == name]
     if len(layers) == 1:
         return layers[0]
-    inner = ", ".join(dict.fromkeys(layer.name for layer in leaf_layers(model)))
+    calling = [layer for layer in leaf_layers(model) if isinstance(layer, keras.layers.RNN) or not _is_cell(layer)]
+    inner = ", ".join(dict.fromkeys(layer.name for layer in calling))
     raise Refused(
         key,
         given=f"{name!r}" + (f", which {len(layers)} layers are called" if layers else ""),
-        allowed=f"{also}, or the name of a layer: {inner}",
+        allowed=f"{also}, or the name of a layer: {inner}" if inner else also,
         remedy="name one of these" if not layers else "give each layer a name of its own",
     )
+
+
+def _is_cell(layer: keras.Layer) -> bool:
+    """Whether it is called by a recurrent layer, step by step."""
+    return hasattr(layer, "state_size")
 
 
 @contextlib.contextmanager

@@ -35,7 +35,8 @@ class Survey:
     value in some feature, in order. mean, std, largest (by absolute value): per feature, over its finite values, in the
     series' own units. fingerprint: of sites, times and values, whatever the format they came in. grouped: the source
     has its sites one after another. beside: columns that are read for a loss, behind the features; `largest` is of
-    these, too, and `whole`: whether numbers are whole. label_missing: runs of steps that lack a label or a weight.
+    these, too, and whether numbers are `whole`, and some `negative`. label_missing: runs of steps that lack a label or
+    a weight.
     """
 
     features: tuple[str, ...]
@@ -51,6 +52,7 @@ class Survey:
     beside: tuple[str, ...] = ()
     label_missing: tuple[tuple[int, int], ...] = ()
     whole: tuple[bool, ...] = ()
+    negative: tuple[bool, ...] = ()
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -127,6 +129,7 @@ class Survey:
             beside=tuple(content.get("beside", ())),
             label_missing=_runs(content.get("label_missing", ())),
             whole=tuple(content.get("whole", ())),
+            negative=tuple(content.get("negative", ())),
         )
 
 
@@ -161,6 +164,7 @@ def survey(section: SeriesSection) -> Survey:
         beside=section.beside,
         label_missing=content.label_missing,
         whole=moments.whole,
+        negative=moments.negative,
     )
 
 
@@ -291,14 +295,19 @@ class _Moments:
 
     def __init__(self, features: int) -> None:
         self._count, self._mean, self._squares, self._largest = np.zeros((4, features))
-        self._whole = np.ones(features, bool)
+        self._whole, self._negative = np.ones(features, bool), np.zeros(features, bool)
 
     @property
     def whole(self) -> tuple[bool, ...]:
         return tuple(self._whole.tolist())
 
+    @property
+    def negative(self) -> tuple[bool, ...]:
+        return tuple(self._negative.tolist())
+
     def add(self, values: np.ndarray) -> None:
         finite = np.isfinite(values)
+        self._negative |= (values < 0).any(axis=0)
         self._whole &= ((np.floor(values) == values) | ~finite).all(axis=0)
         with np.errstate(over="ignore", invalid="ignore"):  # what no dtype of ours holds
             self._add_moments(np.where(finite, values, 0.0), finite)

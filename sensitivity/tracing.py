@@ -48,6 +48,9 @@ _KINKED = {
 }
 
 
+_OF_NUMPY = ("PyFunc", "PyFuncStateless")
+
+
 def _is_kinked(node: Any) -> bool:
     return node.op in _KINKED and not _on_integers(node)
 
@@ -88,7 +91,9 @@ def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
     missed = [(layer, steps) for layer in layers if isinstance(layer, keras.layers.RNN) and layer not in known]
     recurrent = tuple((count, _units(layer)) for layer, count in (*seen.recurrent, *missed))
     graph = function.graph.as_graph_def()
-    smooth = not any(map(_is_kinked, (*_from_windows(function), *_within(graph))))
+    nodes = (*_from_windows(function), *_within(graph))
+    _require_derivatives(nodes)
+    smooth = not any(map(_is_kinked, nodes))
     size = seen.size + scores
     if isinstance(innermost(model), SavedModel):
         size, recurrent = _restored_sizes(model, zeros, graph)
@@ -104,6 +109,19 @@ def _restored_sizes(model: keras.Model, zeros: tf.Tensor, graph: Any) -> tuple[i
     loops = [node for node in nodes_of(graph) if node.op in LOOPS]
     numbers = numbers_of(model, [tuple(zeros.shape[1:])], [zeros.dtype], steps=steps, batch=batch)
     return numbers // 2, ((steps, 0),) * len(loops)
+
+
+def _require_derivatives(nodes: Sequence[Any]) -> None:
+    """Refuse numbers that NumPy computes of windows: TensorFlow takes their derivative as zero, without a word, unless
+    they have a custom gradient.
+    """
+    if any(node.op in _OF_NUMPY for node in nodes) and not any("_gradient_op_type" in node.attr for node in nodes):
+        raise Refused(
+            "model.path",
+            given="a model with tf.numpy_function, which TensorFlow has no derivative of",
+            allowed="operations of TensorFlow's, or a tf.custom_gradient around it",
+            remedy="write it with TensorFlow's operations",
+        )
 
 
 def _from_windows(function: Any) -> list[Any]:

@@ -72,7 +72,7 @@ def _trained(model: keras.Model) -> list[_Owned]:
 
 
 def _matching(model: keras.Model, wrt: str) -> list[_Owned]:
-    pattern = wrt.partition(":")[2] or "*"
+    pattern = wrt.partition(":")[2] if ":" in wrt else "*"
     return [one for one in _trained(model) if any(fnmatchcase(one.name, p) for p in (pattern, f"{pattern}/*"))]
 
 

@@ -18,6 +18,8 @@ from .gradient_norm import scale_of
 from .jacobian import Jacobian
 from .product import Given, by_outputs, require_all_lags
 
+_SUMMED = 1024  # numbers in one sum
+
 if TYPE_CHECKING:
     from ..facts import ModelFacts
     from ..job import SensitivitySection
@@ -48,7 +50,7 @@ class Gram(Jacobian):
 
     def finished(self, target: Target, given: Given, block: tf.Tensor) -> tf.Tensor:
         flat = self._by_unit(tf.reshape(block, (*block.shape[:2], target.facts.source_size)), 1)
-        return tf.reshape(tf.matmul(flat, flat, transpose_b=True), (*flat.shape[:2], *target.facts.target_shape))
+        return tf.reshape(_product(flat), (*flat.shape[:2], *target.facts.target_shape))
 
     def pushed(self, pulled: np.ndarray) -> np.ndarray | None:
         flat = tf.reshape(tf.constant(pulled), (len(pulled), -1))
@@ -64,3 +66,14 @@ class Gram(Jacobian):
 
     def in_units(self, values: dict[str, np.ndarray], std: np.ndarray) -> dict[str, np.ndarray]:
         return values
+
+
+def _product(flat: tf.Tensor) -> tf.Tensor:
+    """`(batch, rows, number)` → `(batch, rows, rows)`: sums of sums, since one sum of millions loses digits."""
+    batch, rows, numbers = flat.shape
+    if numbers <= _SUMMED:
+        return tf.matmul(flat, flat, transpose_b=True)
+    whole = tf.pad(flat, [[0, 0], [0, 0], [0, -numbers % _SUMMED]])
+    parts = tf.transpose(tf.reshape(whole, (batch, rows, -1, _SUMMED)), (0, 2, 1, 3))
+    products = tf.matmul(parts, parts, transpose_b=True)
+    return tf.cast(tf.reduce_sum(tf.cast(products, "float64"), 1), flat.dtype)

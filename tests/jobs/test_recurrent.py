@@ -84,7 +84,7 @@ def require_same(rows: list[dict], windows: np.ndarray, names: tuple[str, ...]) 
 
 
 def test_every_layer_on_windows_cut_by_hand(run, windows):
-    result = call("recurrent", run, "--format", "json")
+    result = call("recurrent", run, "--format", "json", "--windows", 2 * WINDOWS)
     assert result.exit_code == 0, result.stderr
     rows = json.loads(result.stdout)
     assert [list(row) for row in rows] == [COLUMNS] * 3

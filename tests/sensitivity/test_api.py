@@ -123,6 +123,7 @@ def test_an_expert_sets_every_knob():
         ({"windows_per_call": 0}, "windows_per_call"),
         ({"kernel": "gradient"}, "sensitivity.kernel"),
         ({"experimental_use_pfor": True, "parallel_iterations": 1}, "sensitivity.parallel_iterations"),
+        ({"label": np.zeros(2)}, "label"),
     ],
 )
 def test_impossible_knobs_are_refused(knobs, key):
@@ -183,12 +184,32 @@ def test_a_memory_that_is_too_small_is_refused_by_its_name(memory, what):
 
 @pytest.mark.parametrize(
     ("windows", "memory"),
-    [(np.zeros(3), None), (np.zeros((2, 5, 9)), None), (windows_of(2), "much"), (windows_of(2), 0)],
+    [(np.zeros(3), None), (np.zeros((2, 5, 9)), None), (windows_of(2), "much"), (windows_of(2), 0), ([["a"]], None)],
 )
 def test_bad_arguments_are_refused(windows, memory):
     model = sequential(SHAPE, layers.Flatten(), layers.Dense(1))
     with pytest.raises(Refused):
         sensitivity.jacobian(model, windows, memory)
+
+
+def test_what_numpy_computes_is_refused():
+    """TensorFlow takes its derivative as zero."""
+
+    def computed(x):
+        return tf.ensure_shape(tf.numpy_function(np.sin, [x], tf.float32), x.shape)
+
+    model = sequential(SHAPE, layers.Lambda(computed), layers.Flatten(), layers.Dense(1))
+    with pytest.raises(Refused, match="numpy_function"):
+        sensitivity.jacobian(model, windows_of(2))
+
+    @tf.custom_gradient
+    def known(x):
+        return computed(x), lambda upstream: upstream * tf.cos(x)
+
+    model = sequential(SHAPE, layers.Lambda(known), layers.Flatten(), layers.Dense(1))
+    twin = sequential(SHAPE, layers.Lambda(tf.sin), layers.Flatten(), layers.Dense(1))
+    how = {"kernel": "batch_jacobian", "experimental_use_pfor": False, "windows_per_call": 2}
+    assert worst(sensitivity.jacobian(model, windows_of(2), **how), tape_jacobian(twin, windows_of(2))) < 1e-5
 
 
 def test_a_coupled_model_is_refused():

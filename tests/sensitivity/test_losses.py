@@ -51,6 +51,13 @@ CASES = {
     "squares": (LSTM, "mse", ONE, None, lambda y, f: tf.reduce_mean((f - y) ** 2, 1)),
     "weighted": (LSTM, "mean_absolute_error", ONE, WEIGHTS, lambda y, f: WEIGHTS * tf.reduce_mean(abs(f - y), 1)),
     "every step": (GRU, "mse", EVERY, None, lambda y, f: tf.reduce_mean((f - y) ** 2, (1, 2))),
+    "summed": (
+        GRU,
+        keras.losses.MeanSquaredError(reduction="sum"),
+        EVERY,
+        None,
+        lambda y, f: tf.reduce_sum(tf.reduce_mean((f - y) ** 2, 2), 1),
+    ),
     "steps weighted": (
         GRU,
         keras.losses.MeanSquaredError(),
@@ -247,6 +254,14 @@ def test_of_a_saved_model(tmp_path):
         ({"of": "loss", "labels": [["wet"] * 2] * 6, "loss": "mse"}, "labels"),
         ({"of": "loss", "labels": np.zeros((6, 3)), "loss": "mse"}, r"sensitivity\.loss[\s\S]*\(3,\)"),
         ({"of": "loss", "labels": ONE[:, :1], "loss": "mse"}, "spread"),
+        ({"of": "loss", "labels": ONE[:, 0], "loss": "mse"}, r"sensitivity\.loss"),
+        ({"of": "loss", "labels": CLASSES - 1, "loss": "sparse_categorical_crossentropy"}, r"labels[\s\S]*-1, of"),
+        ({"of": "loss", "labels": CLASSES + 1, "loss": "sparse_categorical_crossentropy"}, "from 0 to 1"),
+        ({"of": "loss", "labels": CLASSES / 2, "loss": "sparse_categorical_crossentropy"}, r"0\.5, of a loss"),
+        (
+            {"of": "loss", "labels": ONE, "loss": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")},
+            "reduction",
+        ),
         ({"of": "loss", "labels": ONE, "loss": "mse", "sample_weight": WEIGHTS[:, None]}, "sample_weight"),
         ({"of": "loss", "labels": ONE, "loss": "{x"}, r"sensitivity\.loss"),
         ({"of": "loss", "labels": ONE, "loss": "dice"}, r"sensitivity\.loss"),
@@ -258,6 +273,12 @@ def test_of_a_saved_model(tmp_path):
 def test_what_is_refused(given, said):
     with pytest.raises(Refused, match=said):
         sensitivity.jacobian(LSTM, WINDOWS, **given)
+
+
+def test_labels_of_windows_are_not_spread_over_steps():
+    model = sequential((5, 2), layers.GRU(2, return_sequences=True), layers.Dense(1))
+    with pytest.raises(Refused, match="spread"):
+        sensitivity.jacobian(model, WINDOWS, of="loss", labels=ONE[:, 0], loss="mse")
 
 
 # ---- labels in a series ------------------------------------------------------------------------------
@@ -316,12 +337,14 @@ def at(
     chosen: Selection,
     loss: Any = "mse",
     largest: float = 1.0,
+    negative: tuple[bool, ...] = (),
     **more,
 ):
     survey = Survey(
         *(("a", "b"), 99, TimeAxis("index"), (), (0.0,), (1.0,), (1.0, 1.0, 3.0, largest, 1.0), "f"),
         beside=("q0", "q1", "w"),
         whole=(False, False, True, False, False),
+        negative=negative,
     )
     section = SeriesSection(path="x.csv", labels=tuple(labels), weights="w")
     wanted = SensitivitySection(of="loss", loss=loss, **more)
@@ -362,6 +385,11 @@ def test_labels_are_at_the_outputs_own_steps(arguments, more, offsets, shape):
         ((1, 4, ["q0"], Selection(channels=(1,))), {"lead": 4}, "sensitivity.outputs"),
         ((1, 3, ["q0"], Selection()), {"loss": "sparse_categorical_crossentropy"}, "series.labels"),
         ((1, 4, ["q1"], Selection()), {"loss": "sparse_categorical_crossentropy"}, "series.labels"),
+        (
+            (1, 4, ["q0"], Selection()),
+            {"loss": "sparse_categorical_crossentropy", "negative": (False, False, True, False, False)},
+            "series.labels",
+        ),
         ((1, 1, ["q1"], Selection()), {"largest": 1e200}, "series column 'q1'"),
         ((1, 3, ["q0", "q1"], Selection()), {"loss": "{x"}, "series.labels"),
     ],

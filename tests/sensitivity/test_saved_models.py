@@ -383,6 +383,14 @@ def test_windows_that_influence_each_other_are_refused(tmp_path):
         sensitivity.jacobian(load_saved_model(path), WINDOWS)
 
 
+def test_layers_of_half_precision_cannot_be_cast(tmp_path):
+    """Their derivatives differ from kernel to kernel in the third digit."""
+    model = sequential((4, 2), layers.LSTM(3, dtype="mixed_bfloat16"), layers.Dense(1, dtype="float32"))
+    model.export(tmp_path / "saved", verbose=False)
+    with pytest.raises(Refused, match=r"SavedModel of bfloat16[\s\S]*model\.keras"):
+        sensitivity.jacobian(load_saved_model(tmp_path / "saved"), WINDOWS)
+
+
 def test_half_precision_cannot_be_cast(tmp_path):
     loaded = load_saved_model(saved(Module(dtype="float16"), tmp_path / "saved", dtype="float16"))
     with pytest.raises(Refused, match="SavedModel of float16"):

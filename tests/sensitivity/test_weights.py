@@ -238,6 +238,20 @@ def test_a_name_that_no_weight_has_is_refused():
     assert "sensitivity.wrt" in str(refused.value)
 
 
+def test_sums_of_many_numbers_keep_their_digits():
+    model = net(layers.Flatten(), layers.Dense(30_000, name="wide"), layers.Dense(1))
+    with tf.GradientTape() as tape:
+        found = model(WINDOWS[:1])
+    squares = [(np.asarray(part, "float64") ** 2).sum() for part in tape.gradient(found, model.trainable_weights)]
+    gram = sensitivity.gram(model, WINDOWS[:1], wrt="weights", **PLAIN)
+    assert abs(gram.item() / sum(squares) - 1) < 2e-6
+
+
+def test_a_pattern_of_nothing_names_nothing():
+    with pytest.raises(Refused, match="weights:lstm"):
+        sensitivity.jacobian(net(layers.Flatten(), layers.Dense(1)), WINDOWS, wrt="weights:")
+
+
 def test_weights_that_do_not_matter_are_refused_and_so_are_lags():
     class Idle(keras.layers.Dense):
         def call(self, inputs: tf.Tensor) -> tf.Tensor:
