@@ -1,9 +1,10 @@
 """What a model's backward pass allows, beyond one plain gradient of windows.
 
 A kernel pulls many outputs back at once, and adds up as it likes, since uᵀ·J is linear in u and each window is alone.
-Two kinds of models are not like that: SavedModels whose loops are called as they were restored, which no tape can use
-twice (tensorflow#57343), and models with a `tf.custom_gradient` that clips, or works on the batch as a whole. Their
-Jacobian is by definition what `tape.gradient` gives for one output of one window alone, as the model is written.
+Some models are not like that: SavedModels whose loops are called as they were restored, which no tape can use twice
+(tensorflow#57343), models with a `tf.py_function`, and models with a `tf.custom_gradient` that clips, or works on the
+batch as a whole. Their Jacobian is by definition what `tape.gradient` gives for one output of one window alone, as the
+model is written.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def backward(
             found,
             only_first="it has TensorFlow's moments by a name of its own, or in a tf.function: call tf.nn.moments",
         )
+    if any(node.op == "EagerPyFunc" for node in nodes):
+        found = replace(found, only_gradient="tf.py_function remembers its pass forward for one gradient alone")
     if not any(map(custom_gradient_of, nodes)):
         return found
     try:

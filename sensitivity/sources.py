@@ -128,8 +128,7 @@ def layer_named(model: keras.Model, name: str, key: str, *, also: str) -> keras.
     layers = [layer for layer in model._flatten_layers(include_self=False) if layer.name == name]
     if len(layers) == 1:
         return layers[0]
-    calling = [layer for layer in leaf_layers(model) if isinstance(layer, keras.layers.RNN) or not _is_cell(layer)]
-    inner = ", ".join(dict.fromkeys(layer.name for layer in calling))
+    inner = ", ".join(dict.fromkeys(layer.name for layer in leaf_layers(model) if not _is_cell(layer)))
     raise Refused(
         key,
         given=f"{name!r}" + (f", which {len(layers)} layers are called" if layers else ""),
@@ -139,8 +138,8 @@ def layer_named(model: keras.Model, name: str, key: str, *, also: str) -> keras.
 
 
 def _is_cell(layer: keras.Layer) -> bool:
-    """Whether it is called by a recurrent layer, step by step."""
-    return hasattr(layer, "state_size")
+    """Whether a recurrent layer calls it, step by step."""
+    return hasattr(layer, "state_size") and not isinstance(layer, keras.layers.RNN)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,8 @@ def _pulled(
         source = target.product.source(target, given)
         tape.watch(source)
         prediction, rows = target.product.rows(target, given, source, first, setting.outputs_per_call)
-    return prediction, tape.gradient(rows, source, vectors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    pulled = tape.gradient(rows, source, vectors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return prediction, tf.ensure_shape(pulled, source.shape)  # which a gradient of Python's own does not tell
 
 
 def _in_batches(

@@ -18,13 +18,13 @@ from .gradient_norm import scale_of
 from .jacobian import Jacobian
 from .product import Given, by_outputs, require_all_lags
 
-_SUMMED = 1024  # numbers in one sum
-
 if TYPE_CHECKING:
     from ..facts import ModelFacts
     from ..job import SensitivitySection
     from ..model import Target
     from ..record import Record
+
+_SUMMED = 1024  # numbers in one sum
 
 
 @dataclass(frozen=True)

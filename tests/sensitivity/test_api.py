@@ -212,6 +212,18 @@ def test_what_numpy_computes_is_refused():
     assert worst(sensitivity.jacobian(model, windows_of(2), **how), tape_jacobian(twin, windows_of(2))) < 1e-5
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_what_python_computes_has_its_derivative(outputs):
+    def computed(x):
+        return tf.ensure_shape(tf.py_function(tf.sin, [x], x.dtype), x.shape)
+
+    model, twin = (
+        sequential(SHAPE, layers.Lambda(function), layers.Flatten(), layers.Dense(outputs))
+        for function in (computed, tf.sin)
+    )
+    assert worst(sensitivity.jacobian(model, windows_of(3)), tape_jacobian(twin, windows_of(3))) < 1e-5
+
+
 def test_a_coupled_model_is_refused():
     source = keras.Input(SHAPE)
     model = keras.Model(source, layers.BatchNormalization(name="norm")(source, training=True))
