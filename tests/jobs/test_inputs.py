@@ -209,7 +209,7 @@ def test_recurrent_layers_are_given_every_input(by_weather, panel, of_loss):
     area = np.array([[AREA[sites[site]]] for site, _ in found])
     given = {"weather": (windows - MEAN[:2]) / STD[:2], "site": (area - MEAN[2]) / STD[2]}
     model = cast(net(), "float64")
-    for layer, name in zip(recurrent.of_run(by_weather), recurrent.layers(model), strict=True):
+    for layer, name in zip(recurrent.of_run(by_weather, windows=len(found)), recurrent.layers(model), strict=True):
         (expected,) = recurrent.jacobian_decay(model, given, name, most_windows=len(found))
         np.testing.assert_allclose(layer.decays[0].log_norms, expected.log_norms, atol=1e-4)
 

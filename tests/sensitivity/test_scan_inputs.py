@@ -229,8 +229,19 @@ def test_the_window_itself_is_held_where_it_passes_an_inner_layer():
     assert worst(found, tape.batch_jacobian(outputs, states, experimental_use_pfor=False).numpy()) < CLOSE
 
 
+def test_by_one_of_the_columns_of_a_window():
+    """As a job has them: of a static input the last step's."""
+    columns = {"weather": ["rain", "heat"], "site": ["area", "slope", "height"]}
+    model = static_beside_every_step()
+    facts = described(model, WindowsSection(length=STEPS), 5, columns=columns, wrt="weather")
+    windows = np.concatenate([WEATHER, np.repeat(SITE[:, None], STEPS, 1)], -1)
+    assert facts.scan is not None, facts.no_scan
+    _, found = Tuned(target_of(model, facts, "output"), Setting("scan", WINDOWS))(windows)
+    assert worst(found, taped("static")) < CLOSE
+
+
 def test_by_all_inputs_that_stand_side_by_side():
-    """As a job has them: columns of a window's common steps."""
+    """Columns of a window's common steps."""
     columns = {"weather": ["rain", "heat"], "level": ["level"]}
     facts = described(two_series(), WindowsSection(length=STEPS), 3, columns=columns)
     model, windows = two_series(), np.concatenate([WEATHER, LEVEL], -1)
