@@ -129,8 +129,7 @@ def why_no_xla(kernel: str, facts: CallFacts) -> str | None:
 def _lost(kernel: str, facts: CallFacts, pfor: bool, xla: bool) -> tuple[str, ...]:
     """XLA, and for a recurrent model the scan: what would have been faster, and why it cannot be had."""
     no_xla = None if xla else _why_not(kernel, facts, pfor, True)
-    several = facts.recurrent and facts.rows > 1  # of one alone a scan is a gradient
-    no_scan = facts.no_scan if several and not (facts.scan or facts.only_gradient) else None
+    no_scan = facts.no_scan if facts.recurrent and not (facts.scan or facts.only_gradient) else None
     reasons = {"XLA": no_xla, "scan": no_scan, "kernels but gradient": facts.only_gradient}
     return (*facts.lost, *(f"{what}: {reason}" for what, reason in reasons.items() if reason))
 

@@ -20,7 +20,7 @@ from .fitness import Unfit, a_step_of, require_fit, require_steps_back
 from .heads import heads, joined
 from .held import Held, Taken
 from .layers import function_of, keras
-from .packing import Unpacked
+from .packing import LossOf, Unpacked
 from .parts import Part
 from .tracing import numbers_of
 from .walks import ScanFacts
@@ -132,6 +132,8 @@ def recurrence(
     after: a layer whose output is the source; None: it is the input of that `name`, or all inputs of a window. window:
     the shape of a window, where the source is a part of it.
     """
+    if isinstance(model, LossOf):
+        raise Unfit("a loss has one gradient a window, where a scan serves several outputs")
     given = model.inner if isinstance(model, Unpacked) else model
     function = function_of(given)
     if function is None:

@@ -43,7 +43,7 @@ def _input_named(model: keras.Model, wrt: str, packing: Packing | None) -> tuple
     if parts is None and wrt == INPUT and packing and packing.inputs:
         raise Refused(
             "sensitivity.wrt",
-            given='"input", all inputs together, which have no steps in common here',
+            given='"input", all of several inputs together, which have no steps in common here',
             allowed=", ".join(f'"{part.name}"' for part in packing.inputs),
             remedy=f'name one of them: wrt="{packing.inputs[0].name}"',
         )
