@@ -3,8 +3,8 @@
 Every family of settings (kernel, pfor or loop, XLA or not) is tried once, at a batch that caches may hold. The best of
 them are then tried with more and with fewer windows a call, since what limits them differs: a loop without XLA lives
 on large batches, pfor on small ones. Nothing projected over the budget is run: XLA's compiler states the bytes of a
-family's first call, each trial measures those of its own, which corrects what is projected for the next. A trial whose
-numbers are not the model's is passed over.
+family's first call where that comes near it, each trial measures those of its own, which corrects what is projected for
+the next. A trial whose numbers are not the model's is passed over.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from .setting import Choice, Setting, Trial
 BUILD_BYTES = 160 * MiB  # tracing a kernel and compiling it by XLA, the first of a process included
 PFOR_BYTES = 100 * MiB  # tracing pfor over a recurrent layer: it writes every operation of the loop anew
 LEAST_SECONDS, MOST_SECONDS, SHARE = 3.0, 25.0, 0.2
+SURE = 32  # times what the rule projects: a call of such a room is tried without asking the compiler, at half the price
 TRIAL_SECONDS, COMPILING_SECONDS = 0.15, 15.0  # the second: expected of XLA for a graph of many operations
 CHECKED = 4  # windows whose vector-Jacobian product is checked
 AGAIN, SCALED = 1.1, 1.3  # margins over what was measured, for the same call again and for one of another size
@@ -330,7 +331,8 @@ class _Search:
         setting = engine.setting
         windows = self._sized(setting)
         try:
-            stated = engine.stated_bytes() if self._compiler_tells(setting) else None
+            asked = projected > self.room.call / SURE and self._compiler_tells(setting)
+            stated = engine.stated_bytes() if asked else None
             projected = projected if stated is None else stated + self._on_host(setting)
             if projected > self.room.call:
                 return Trial(setting, projected, note=self._too_large(projected))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+from importlib.metadata import version
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -23,6 +25,25 @@ hypothesis.settings.register_profile("unhurried", deadline=None)  # other proces
 hypothesis.settings.load_profile("unhurried")
 
 FEATURES = ("rain", "heat")
+QUICK_TO_COMPILE = (
+    "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
+)
+
+
+def pytest_configure() -> None:
+    """What is compiled by XLA runs a few times on small arrays: compiling fast is what counts.
+
+    An XLA that does not know a flag ends the process, so others than these compile as always.
+    """
+    if version("tensorflow").startswith("2.21."):
+        os.environ.setdefault("XLA_FLAGS", QUICK_TO_COMPILE)
+
+
+def pytest_collection_finish() -> None:
+    """Garbage is looked for in what tests make, not in what is imported, and not as often as there are tensors."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -236,7 +236,7 @@ def test_a_call_that_took_more_than_there_is_is_made_smaller(wide, speeds, monke
 def test_the_compiler_says_what_its_kernels_take(wide, patient, monkeypatch):
     rule = call_memory(wide.facts, Setting("forward", 64, xla=True))
     monkeypatch.setattr(meter, "stated", lambda function, *arguments: rule * 10**6)
-    choice, _ = tune(AUTO, wide, windows_of(9), Room(GB), 64, 10**6)
+    choice, _ = tune(AUTO, wide, windows_of(9), Room(8 * 2**20), 64, 10**6)
     assert not choice.setting.xla
     refused = [trial for trial in choice.trials if trial.setting.xla]
     assert len(refused) == 4
@@ -249,14 +249,22 @@ def test_the_compiler_says_what_its_kernels_take(wide, patient, monkeypatch):
 
 
 def test_where_the_compiler_says_too_much_fewer_windows_are_tried(wide, patient, monkeypatch):
-    monkeypatch.setattr(meter, "stated", lambda function, first, windows: windows.shape[0] * 2**20)
-    room = Room(40 * 2**20)
+    monkeypatch.setattr(meter, "stated", lambda function, first, windows: windows.shape[0] * 2**17)
+    room = Room(5 * 2**20)
     choice, _ = tune(AUTO, wide, windows_of(9), room, 64, 10**6)
     ran = [trial for trial in choice.trials if trial.setting.xla and trial.windows_per_second]
     assert len({tuning._family(trial.setting) for trial in ran}) == 4
     first = next(trial for trial in ran if trial.setting.kernel == "forward")
     assert 20 < first.setting.windows_per_call < 40
     assert first.projected <= room.call
+
+
+def test_the_compiler_is_not_asked_where_there_is_room_for_far_more(wide, patient, monkeypatch):
+    asked = []
+    monkeypatch.setattr(meter, "stated", lambda function, *arguments: asked.append(function) or 1)
+    choice, _ = tune(AUTO, wide, windows_of(9), Room(GB), 64, 10**6)
+    assert choice.by == "timed"
+    assert not asked
 
 
 def test_one_window_that_took_too_much_is_split_over_its_outputs(wide, patient, monkeypatch):
