@@ -63,16 +63,16 @@ class Room:
     kind: str = ""
 
 
-def room_in(workers: Workers, facts: ModelFacts, layout: Layout, *, limited: bool) -> Room:
+def room_in(workers: Workers, facts: ModelFacts, layout: Layout, *, limited: bool, held: int = 0) -> Room:
     """What one of `workers` has for a call, on the device that this process holds.
 
-    limited: this process is such a worker, and not to outgrow its memory.
+    limited: this process is such a worker, and not to outgrow its memory, beside bytes `held` for others.
     """
     on_gpu = has_gpu()
     call = call_budget(room_for_a_call(workers.memory, facts, layout), share=workers.gpu_share)
     # A driver sees no GPU of its workers': what they have for a call, they find out themselves.
     device = UNSEEN_GPU if workers.gpus and not on_gpu else kind(workers.cpus)
-    return Room(call, int(NEAR * workers.memory) if limited and not on_gpu else None, on_gpu, device)
+    return Room(call, held + int(NEAR * workers.memory) if limited and not on_gpu else None, on_gpu, device)
 
 
 def is_given(wanted: SensitivitySection) -> bool:

@@ -38,7 +38,7 @@ class Worker:
     choice: the user's is kept. Else this worker takes what an earlier one of its kind has kept with the run, else a
     choice timed for its kind, else finds the fastest and keeps it for others. workers: of which this is one, with the
     memory that it may take; None: whatever is there. halvings: how often to halve its calls, for earlier workers died.
-    overlap: results are written in a thread while the next are computed.
+    overlap: results are written in a thread while the next are computed. held: bytes of this process for others.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Worker:
         halvings: int = 0,
         *,
         overlap: bool = False,
+        held: int = 0,
     ) -> None:
         self.run = Run.open(run)
         self.run.require_versions()
@@ -58,7 +59,8 @@ class Worker:
             load_run_model(self.run), self.run.facts, self.run.job.sensitivity.of, self.run.product
         )
         alone = Workers(1, self.run.job.run.cpus_per_worker, 0.0, available_memory())
-        self._room = room_in(workers or alone, self.run.facts, self.run.layout, limited=workers is not None)
+        limited = workers is not None
+        self._room = room_in(workers or alone, self.run.facts, self.run.layout, limited=limited, held=held)
         wanted = self.run.job.sensitivity
         self._wanted = wanted.model_copy(update=choice.asked) if choice else wanted
         if choice is None or choice.by != "given":  # what a worker has learned since is better than the plan's

@@ -43,7 +43,6 @@ def pytest_collection_finish() -> None:
     """Garbage is looked for in what tests make, not in what is imported, and not as often as there are tensors."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

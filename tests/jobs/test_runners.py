@@ -25,7 +25,7 @@ from sensitivity.placement import Node
 from sensitivity.plan import Plan, Workers
 from sensitivity.store import Run
 from tests.conftest import cut, frame, sequential, tape_jacobian, worst
-from tests.jobs.conftest import PATIENCE, contents, rerouted, start
+from tests.jobs.conftest import PATIENCE, contents, rerouted, small_job, start
 
 
 def lstm_job(write_job, steps: int = 400, **sections):
@@ -48,6 +48,13 @@ def test_ray_and_serial_give_the_same_bytes_and_the_tapes_numbers(write_job, ray
     model = keras.models.load_model(tmp_path / "model.keras")
     windows = cut(frame(400)[["rain", "heat"]].to_numpy("float32"), 6)
     assert worst(dataset["jacobian"].values[:, 0], tape_jacobian(model, windows)) < 1e-5
+
+
+def test_what_a_process_holds_for_others_is_no_part_of_its_workers_memory(write_job):
+    """As a notebook does that runs a job itself."""
+    others = np.ones(2 * 10**8)
+    assert run_job(Job.load(small_job(write_job, memory_per_worker="1.4 GB")), How(serial=True)).complete
+    assert others.nbytes == 1.6e9
 
 
 def test_sequence_to_sequence(write_job, tmp_path):
