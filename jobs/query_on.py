@@ -58,7 +58,7 @@ def _distributed(where: str, stack: ExitStack) -> Any:
         given = f"{where}, and distributed is not installed"
         raise Refused("--on", given=given, allowed="threads, or ray", remedy=INSTALL) from error
     try:
-        client = _within(ANSWER_SECONDS, lambda: Client(where, timeout=CONNECT_SECONDS))
+        client = _within(ANSWER_SECONDS, lambda: Client(where, timeout=CONNECT_SECONDS, set_as_default=False))
     except (OSError, ValueError) as error:
         given = f"{where} ({' '.join(str(error).split())})"
         allowed = "the address of a Dask scheduler that answers, such as tcp://10.0.0.5:8786"

@@ -57,8 +57,16 @@ def test_metrics_reach_what_prometheus_reads(write_job, ray_session, tmp_path):
     run_job(Job.load(write_job(sensitivity=KNOBS, run={"path": "läufe/run", "shard_windows": 20})), How())
     port = ray.nodes()[0]["MetricsExportPort"]
     name = f'run="{tmp_path}/l%C3%A4ufe/run"'
-    whole = re.compile(rf"sensitivity_windows_total{{[^}}]*{re.escape(name)}[^}}]*}} 55")
-    said = until_said(port, lambda said: whole.search(said) is not None)
+    whole = [
+        re.compile(rf"sensitivity_{metric}{{[^}}]*{re.escape(name)}[^}}]*}} {value}")  # each is told at its own moment
+        for metric, value in {
+            "windows_total": 55,
+            "shards_done_total": 3,
+            "windows_per_second": "",
+            "worker_peak_memory_bytes": "",
+        }.items()
+    ]
+    said = until_said(port, lambda said: all(one.search(said) for one in whole))
     mine = [line for line in said.splitlines() if name in line]
     values = {re.sub(r".*sensitivity_(\w+)\{.*", r"\1", line): float(line.split()[-1]) for line in mine}
     assert values["windows_total"] == 55

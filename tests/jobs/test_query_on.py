@@ -120,6 +120,7 @@ def test_an_address_where_nothing_answers(where, monkeypatch):
     with pytest.raises(Refused, match="--on") as refusal, on(where):
         pass
     assert where.removeprefix("ray:") in str(refusal.value)
+    assert dask.config.get("scheduler", None) is None, "left behind for whatever is computed next"
 
 
 def test_distributed_is_asked_for_by_name_where_it_is_missing(monkeypatch):
