@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -140,10 +141,14 @@ def labels_of(
     columns = tuple(read.index(name) for name in names)
     mean = tuple(scaling.mean) if scaling else (0.0,) * len(names)
     std = tuple(scaling.std) if scaling else (1.0,) * len(names)
-    _require_numbers(wanted, survey, columns, mean, std, channels if of_classes else None, dtype)
+    weights = None if section.weights is None else read.index(section.weights)
+    beside = () if weights is None else ((weights, 0.0, 1.0),)
+    _require_fits((*zip(columns, mean, std, strict=True), *beside), survey, dtype)
+    if of_classes:
+        _require_classes(wanted.loss, survey, columns, channels)
     return Labels(
         columns=columns,
-        weights=None if section.weights is None else read.index(section.weights),
+        weights=weights,
         offsets=offsets,
         shape=(*target[:-1], *own) if of_classes and len(names) != channels else target,
         window=plain.input_shape,
@@ -169,34 +174,32 @@ def loss_name(loss: Any) -> str:
     return table if isinstance(table, str) else getattr(table, "__name__", type(table).__name__)
 
 
-def _require_numbers(
-    wanted: SensitivitySection,
-    survey: Survey,
-    columns: tuple[int, ...],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    classes: int | None,
-    dtype: str,
-) -> None:
-    """Refuse labels that would overflow in the run's dtype, or that are none of so many classes."""
+def _require_fits(scaled: Iterable[tuple[int, float, float]], survey: Survey, dtype: str) -> None:
+    """Refuse columns, each with its mean and std, of labels or weights that would overflow in the run's dtype."""
     limit = float(np.finfo(dtype).max)
-    for column, offset, scale in zip(columns, mean, std, strict=True):
-        name, largest, whole = survey.columns[column], survey.largest[column], survey.whole[column]
-        if (largest + abs(offset)) / scale > limit:
+    for column, mean, std in scaled:
+        largest = survey.largest[column]
+        if (largest + abs(mean)) / std > limit:
             raise Refused(
-                f"series column {name!r}",
-                given=f"labels up to {largest:.3g}" + ("" if scale == 1 else f", divided by {scale:.3g}"),
+                f"series column {survey.columns[column]!r}",
+                given=f"numbers up to {largest:.3g}" + ("" if std == 1 else f", divided by {std:.3g}"),
                 allowed=f"at most {limit:.3g}, what {dtype} holds",
                 remedy="mark such values as missing, or set run.dtype",
             )
+
+
+def _require_classes(loss: Any, survey: Survey, columns: tuple[int, ...], classes: int) -> None:
+    """Refuse labels that are none of so many classes."""
+    for column in columns:
+        largest, whole = survey.largest[column], survey.whole[column]
         negative = column < len(survey.negative) and survey.negative[column]
-        if classes is not None and (not whole or negative or largest > classes - 1):
+        if not whole or negative or largest > classes - 1:
             given = "negative numbers" if negative else f"numbers up to {largest:g}"
             raise Refused(
                 "series.labels",
-                given=f"{name!r} with {given}" + ("" if whole else ", not all of them whole"),
+                given=f"{survey.columns[column]!r} with {given}" + ("" if whole else ", not all of them whole"),
                 allowed=f"whole numbers from 0 to {classes - 1}, one for each of {classes} outputs",
-                remedy=f"number the classes so, mark others as missing, or choose another loss than {wanted.loss}",
+                remedy=f"number the classes so, mark others as missing, or choose another loss than {loss}",
             )
 
 

@@ -337,11 +337,12 @@ def at(
     chosen: Selection,
     loss: Any = "mse",
     largest: float = 1.0,
+    heaviest: float = 1.0,
     negative: tuple[bool, ...] = (),
     **more,
 ):
     survey = Survey(
-        *(("a", "b"), 99, TimeAxis("index"), (), (0.0,), (1.0,), (1.0, 1.0, 3.0, largest, 1.0), "f"),
+        *(("a", "b"), 99, TimeAxis("index"), (), (0.0,), (1.0,), (1.0, 1.0, 3.0, largest, heaviest), "f"),
         beside=("q0", "q1", "w"),
         whole=(False, False, True, False, False),
         negative=negative,
@@ -391,6 +392,7 @@ def test_labels_are_at_the_outputs_own_steps(arguments, more, offsets, shape):
             "series.labels",
         ),
         ((1, 1, ["q1"], Selection()), {"largest": 1e200}, "series column 'q1'"),
+        ((1, 1, ["q1"], Selection()), {"heaviest": 1e200}, "series column 'w'"),
         ((1, 3, ["q0", "q1"], Selection()), {"loss": "{x"}, "series.labels"),
     ],
 )
