@@ -73,7 +73,7 @@ def prepare(
     if not resume:
         require_free(home)
     found = _surveyed(job)
-    found.require_fits(job.run.dtype, job.series.scaling)
+    found.require_fits(job.run.dtype, job.series)
     if job.windows.length:
         count_windows(found, job.windows.length, job.windows.stride)
     with quiet():

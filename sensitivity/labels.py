@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +106,6 @@ def labels_of(
     plain: ModelFacts,
     chosen: Selection,
     target: tuple[int, ...],
-    dtype: str,
 ) -> Labels:
     """The labels of a job's loss. Raises `Refused` where they cannot be those of the outputs.
 
@@ -141,14 +139,11 @@ def labels_of(
     columns = tuple(read.index(name) for name in names)
     mean = tuple(scaling.mean) if scaling else (0.0,) * len(names)
     std = tuple(scaling.std) if scaling else (1.0,) * len(names)
-    weights = None if section.weights is None else read.index(section.weights)
-    beside = () if weights is None else ((weights, 0.0, 1.0),)
-    _require_fits((*zip(columns, mean, std, strict=True), *beside), survey, dtype)
     if of_classes:
         _require_classes(wanted.loss, survey, columns, channels)
     return Labels(
         columns=columns,
-        weights=weights,
+        weights=None if section.weights is None else read.index(section.weights),
         offsets=offsets,
         shape=(*target[:-1], *own) if of_classes and len(names) != channels else target,
         window=plain.input_shape,
@@ -172,20 +167,6 @@ def loss_name(loss: Any) -> str:
     if isinstance(table, dict):
         return str(table.get("class_name", table))
     return table if isinstance(table, str) else getattr(table, "__name__", type(table).__name__)
-
-
-def _require_fits(scaled: Iterable[tuple[int, float, float]], survey: Survey, dtype: str) -> None:
-    """Refuse columns, each with its mean and std, of labels or weights that would overflow in the run's dtype."""
-    limit = float(np.finfo(dtype).max)
-    for column, mean, std in scaled:
-        largest = survey.largest[column]
-        if (largest + abs(mean)) / std > limit:
-            raise Refused(
-                f"series column {survey.columns[column]!r}",
-                given=f"numbers up to {largest:.3g}" + ("" if std == 1 else f", divided by {std:.3g}"),
-                allowed=f"at most {limit:.3g}, what {dtype} holds",
-                remedy="mark such values as missing, or set run.dtype",
-            )
 
 
 def _require_classes(loss: Any, survey: Survey, columns: tuple[int, ...], classes: int) -> None:

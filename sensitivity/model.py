@@ -140,7 +140,7 @@ def described_job(model: keras.Model, job: Job, survey: Survey) -> ModelFacts:
     require_whole(model, plain.packing.inputs if plain.packing else (), survey, job)
     chosen = select(plain.output_steps, plain.outputs, asked.output_steps, asked.outputs)
     target = tuple(chosen.of(tf.zeros((1, *plain.target_shape))).shape[1:])
-    labels = labels_of(job.series, asked, survey, plain, chosen, target, job.run.dtype)
+    labels = labels_of(job.series, asked, survey, plain, chosen, target)
     window, own, *weights = labels.parts
     packing = Packing(
         inputs=plain.packing.inputs if plain.packing else (),

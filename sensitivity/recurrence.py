@@ -140,18 +140,8 @@ def recurrence(
         raise Unfit(f"model {model.name!r} is no graph of layers, but Python code")
     if len(shape) < 2:
         raise Unfit("the model's input has no time axis" if after is None else f"{after.name!r} gives no sequence")
-    graph = Graph()
     parts = model.packing.inputs if isinstance(model, Unpacked) else ()
-    taken: dict[int, Taken] = {}
-    if after is None and not parts:
-        inputs = [WINDOW]
-    elif after is None and all(part.name != name for part in parts):
-        inputs = _side_by_side(graph, function, parts, shape, dtype)
-    else:
-        inputs, taken = _apart(graph, function, parts, None if after is not None else name)
-    outputs = graph.add(function, inputs)
-    if after is not None:
-        outputs = _cut_off(graph, outputs, after)
+    graph, outputs, taken = _laid_out(function, parts, shape, dtype, after, name)
     packed = keras.tree.pack_sequence_as(function._outputs_struct, outputs)
     chosen = list(heads(given, packed, of).values())
     needed = needed_for(graph.calls, chosen)
@@ -187,6 +177,21 @@ def recurrence(
         widths=widths,
         work=sort.work,
     )
+
+
+def _laid_out(
+    function: Any, parts: Sequence[Part], shape: tuple[int, ...], dtype: str, after: keras.Layer | None, name: str
+) -> tuple[Graph, list[int], dict[int, Taken]]:
+    """The model's calls, the numbers of its outputs, and what inputs are taken from that are held."""
+    graph, taken = Graph(), dict[int, Taken]()
+    if after is None and not parts:
+        inputs = [WINDOW]
+    elif after is None and all(part.name != name for part in parts):
+        inputs = _side_by_side(graph, function, parts, shape, dtype)
+    else:
+        inputs, taken = _apart(graph, function, parts, None if after is not None else name)
+    outputs = graph.add(function, inputs)
+    return graph, outputs if after is None else _cut_off(graph, outputs, after), taken
 
 
 def _side_by_side(graph: Graph, function: Any, parts: Sequence[Part], shape: tuple[int, ...], dtype: str) -> list[int]:

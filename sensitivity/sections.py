@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
@@ -102,6 +103,13 @@ class SeriesSection(Section):
         """Columns that are read beside the features."""
         names = (*(self.labels or ()), *([self.weights] if self.weights else ()))
         return tuple(dict.fromkeys(name for name in names if name not in (self.features or ())))
+
+    def scaled(self, features: Iterable[str]) -> Iterator[tuple[str, float, float]]:
+        """Of features, labels and weights the column, what is subtracted from it, and what it is divided by then."""
+        beside = [self.weights] if self.weights else []
+        for names, scaling in ((features, self.scaling), (self.labels or (), self.label_scaling), (beside, None)):
+            for i, name in enumerate(names):
+                yield name, *((scaling.mean[i], scaling.std[i]) if scaling else (0.0, 1.0))
 
     @model_validator(mode="after")
     def _labels_complete(self) -> SeriesSection:

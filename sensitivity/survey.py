@@ -12,7 +12,7 @@ import numpy as np
 
 from .errors import Refused
 from .readers import Block, open_reader
-from .sections import Scaling, SeriesSection
+from .sections import SeriesSection
 from .times import Clock, TimeAxis
 from .windows import Windows
 
@@ -97,15 +97,14 @@ class Survey:
     def _place(self, steps: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._begin, steps, side="right") - 1
 
-    def require_fits(self, dtype: str, scaling: Scaling | None) -> None:
-        """Refuse values that would overflow in the run's dtype."""
-        limit = float(np.finfo(dtype).max)
-        for i, name in enumerate(self.features):
-            mean, std = (scaling.mean[i], scaling.std[i]) if scaling else (0.0, 1.0)
-            if (self.largest[i] + abs(mean)) / std > limit:
+    def require_fits(self, dtype: str, section: SeriesSection) -> None:
+        """Refuse columns that would overflow in the run's dtype, scaled as the model and its loss take them."""
+        limit, largest = float(np.finfo(dtype).max), dict(zip(self.columns, self.largest, strict=True))
+        for name, mean, std in section.scaled(self.features):
+            if (largest[name] + abs(mean)) / std > limit:
                 raise Refused(
                     f"series column {name!r}",
-                    given=f"values up to {self.largest[i]:.3g}",
+                    given=f"values up to {largest[name]:.3g}" + ("" if std == 1 else f", divided by {std:.3g}"),
                     allowed=f"at most {limit:.3g}, what {dtype} holds",
                     remedy="mark such values as missing, or set run.dtype",
                 )

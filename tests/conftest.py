@@ -40,7 +40,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Garbage is looked for in what tests make, not in what is imported, and not as often as there are tensors."""
+    """Garbage is looked for in what tests make, not in what is imported."""
     gc.collect()
     gc.freeze()
 

@@ -260,11 +260,32 @@ def test_time_axis_goes_through_json():
 def test_values_beyond_the_dtype_are_refused(tmp_path):
     table = frame(20)
     table.loc[3, "heat"] = -1e300
-    found = survey(write_csv(table, tmp_path))
+    section = write_csv(table, tmp_path)
+    found = survey(section)
     assert found.largest[1] == 1e300
-    found.require_fits("float64", None)
+    found.require_fits("float64", section)
     with pytest.raises(Refused, match="'heat'"):
-        found.require_fits("float32", None)
+        found.require_fits("float32", section)
+
+
+@pytest.mark.parametrize(("column", "scale"), [("flow", 1.0), ("trust", 1e290)])
+def test_labels_and_weights_beyond_the_dtype_are_refused(tmp_path, column, scale):
+    table = frame(20).assign(flow=1.0, trust=1.0)
+    table.loc[3, column] = 1e300
+    labels = {"labels": ("flow",), "weights": "trust", "label_scaling": Scaling(mean=[0.0], std=[scale])}
+    section = write_csv(table, tmp_path).model_copy(update=labels)
+    found = survey(section)
+    found.require_fits("float64", section)
+    with pytest.raises(Refused) as refusal:
+        found.require_fits("float32", section)
+    assert refusal.value.key == f"series column '{column}'"
+
+
+def test_labels_that_fit_once_they_are_scaled_are_taken(tmp_path):
+    table = frame(20).assign(flow=1e300)
+    scaling = Scaling(mean=[0.0], std=[1e290])
+    section = write_csv(table, tmp_path).model_copy(update={"labels": ("flow",), "label_scaling": scaling})
+    survey(section).require_fits("float32", section)
 
 
 def test_damage_inside_a_store_is_refused(tmp_path):
