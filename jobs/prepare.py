@@ -78,7 +78,8 @@ def prepare(
         count_windows(found, job.windows.length, job.windows.stride)
     with quiet():
         from sensitivity.audit import require_stateless
-        from sensitivity.loading import fingerprint, load_model
+        from sensitivity.fingerprint import fingerprint
+        from sensitivity.loading import load_model
         from sensitivity.model import described_job, shaped, target_of
         from sensitivity.products import product_asked
         from sensitivity.record import record_of

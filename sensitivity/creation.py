@@ -223,7 +223,8 @@ def _keep_model(home: Place, job: Job, model: keras.Model) -> str:
     """The model as the file or directory that it is, or as a file where it can be one; else its weights, to go with the
     function that builds it.
     """
-    from .loading import fingerprint, load_file
+    from .fingerprint import fingerprint
+    from .loading import load_file
 
     if job.model.is_directory:
         copy_files(place_at(job.model.path), home, f"{SAVED}/")

@@ -1,22 +1,16 @@
-"""The trained model as an object: loaded, rebuilt in another dtype, fingerprinted."""
+"""The trained model as an object: loaded, rebuilt in another dtype."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 import importlib
 import json
-import marshal
-import re
 import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-import numpy as np
 
 from .addresses import local_folder, place_of
 from .errors import Refused, gist
@@ -214,45 +208,3 @@ def _with_dtype(config: Any, dtype: str) -> Any:
         key: dtype if key == "dtype" and isinstance(value, str) and "float" in value else _with_dtype(value, dtype)
         for key, value in config.items()
     }
-
-
-def fingerprint(model: keras.Model) -> dict[str, str]:
-    """Hashes of architecture and weights. Layer names are numbered first: Keras counts them up within a process."""
-    weights = hashlib.blake2b(digest_size=16)
-    for value in model.get_weights():
-        weights.update(f"{value.dtype}{value.shape}".encode())
-        weights.update(np.ascontiguousarray(value).tobytes())
-    architecture = hashlib.blake2b(_architecture(model).encode(), digest_size=16)
-    return {"architecture": architecture.hexdigest(), "weights": weights.hexdigest()}
-
-
-def _architecture(model: keras.Model) -> str:
-    if isinstance(model, SavedModel):
-        return model.digest
-    try:
-        config = keras.saving.serialize_keras_object(model)
-    except Exception:  # a subclassed model without get_config: its class and layers are all that is known
-        return repr([type(model).__qualname__, *(type(layer).__qualname__ for layer in leaf_layers(model))])
-    for key in ("compile_config", "build_config"):
-        config.pop(key, None)
-    numbers: dict[str, str] = {layer.name: f"layer {i}" for i, layer in enumerate(model._flatten_layers())}
-
-    def numbered(node: Any) -> Any:
-        if isinstance(node, dict) and node.get("class_name") == "__lambda__":
-            return _code(node["config"])
-        if isinstance(node, dict):
-            return {key: numbered(value) for key, value in node.items()}
-        if isinstance(node, (list, tuple)):
-            return [numbered(item) for item in node]
-        return numbers.get(node, node) if isinstance(node, str) else node
-
-    return _ADDRESS.sub("", json.dumps(numbered(config), sort_keys=True, default=repr))
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
-
-def _code(config: dict[str, Any]) -> list[str]:
-    """A Lambda's code. Marshal's newest format notes how often objects are shared, which varies; version 2 does not."""
-    code = marshal.dumps(marshal.loads(base64.b64decode(config["code"])), 2)
-    return [code.hex(), repr(config.get("defaults")), repr(config.get("closure"))]

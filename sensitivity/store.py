@@ -314,7 +314,8 @@ def require_same(run: Run, job: Job, wanted: dict[str, Any]) -> None:
 
 def load_run_model(run: Run) -> keras.Model:
     """The run's own copy of the model, checked against its fingerprint and cast to the run's dtype."""
-    from .loading import cast, fingerprint, load_model
+    from .fingerprint import fingerprint
+    from .loading import cast, load_model
 
     name = run.content["model_file"]
     file_of = f"{SAVED}/{SAVED_GRAPH}" if name == SAVED else name

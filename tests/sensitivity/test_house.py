@@ -46,6 +46,7 @@ CHAIN = [
         "tracing",
         "precision",
         "loading",
+        "fingerprint",
     ),
     *(
         "walks",

@@ -8,7 +8,7 @@ from keras import layers
 
 from sensitivity.errors import Refused
 from sensitivity.facts import ModelFacts
-from sensitivity.loading import cast, fingerprint, load_file, load_model
+from sensitivity.loading import cast, load_file, load_model
 from sensitivity.model import Target, describe
 from sensitivity.sections import ModelSection, WindowsSection
 from tests.conftest import sequential
@@ -218,16 +218,3 @@ def test_cast_keeps_the_function():
     assert twin(windows)["flow"].dtype == "float64"
     np.testing.assert_allclose(twin(windows)["flow"], model(windows.astype("float32"))["flow"], rtol=1e-5, atol=1e-6)
     assert cast(model, "float32") is model
-
-
-def test_fingerprints_know_weights_and_architecture_but_not_names(tmp_path):
-    first, second = lstm(), lstm()
-    second.set_weights(first.get_weights())
-    assert [layer.name for layer in first.layers] != [layer.name for layer in second.layers]
-    assert fingerprint(first) == fingerprint(second)
-    first.save(tmp_path / "m.keras")
-    assert fingerprint(load_file(tmp_path / "m.keras")) == fingerprint(first)
-    second.set_weights([weight + 1e-6 for weight in second.get_weights()])
-    assert fingerprint(first)["weights"] != fingerprint(second)["weights"]
-    other = sequential((None, 3), layers.LSTM(4, activation="relu"), layers.Dense(2))
-    assert fingerprint(first)["architecture"] != fingerprint(other)["architecture"]

@@ -13,8 +13,9 @@ from keras import layers
 import sensitivity
 from sensitivity.candidates import families
 from sensitivity.errors import Refused
+from sensitivity.fingerprint import fingerprint
 from sensitivity.job import SensitivitySection
-from sensitivity.loading import cast, fingerprint
+from sensitivity.loading import cast
 from sensitivity.model import describe
 from sensitivity.saved_models import SavedModel, as_model, load_saved_model
 from sensitivity.sections import WindowsSection
