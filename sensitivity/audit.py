@@ -22,6 +22,7 @@ from .heads import require_batched
 from .layers import as_graph, calls_wrapped, leaf_layers, steps_folded
 from .loading import cast
 from .model import Target
+from .packing import LOSS, innermost, rewrapped
 from .probes import TOLERANCE, Probe, Seen, contracted, jvp, last_rows, relative_error, require_agreement
 
 SAMPLES = 5
@@ -36,6 +37,8 @@ _STEP = 1e-5  # of a central difference in float64, in units of each input's spr
 class Audit:
     """Figures of one audit, each relative to the largest entry compared.
 
+    predict_error: the kernel's predictions against what `model.predict` computes; None where an inner layer is the
+    target, and where the model fails when it is called outside of a graph.
     vjp_error, jvp_error: kernel against plain products with random vectors in the run's dtype; the second is None
     where an operation has no forward mode, and for products that are no Jacobian.
     difference_error: kernel against a central difference in float64; None where the model has no float64 twin, and
@@ -44,6 +47,7 @@ class Audit:
     largest: the Jacobian's largest finite entry on these windows. not_finite: entries that are NaN or infinite.
     """
 
+    predict_error: float | None
     vjp_error: float
     jvp_error: float | None
     difference_error: float | None
@@ -62,8 +66,9 @@ def audit(target: Target, kernel: Callable[[np.ndarray], tuple[np.ndarray, np.nd
     samples = few(windows).reshape(-1, *target.facts.input_shape)
     seen = Seen.of(target.facts, len(samples))
     with failures_refused("differentiated"):
-        _, derived = kernel(samples)
+        predictions, derived = kernel(samples)
         probe = Probe.of(target, samples)
+    predict_error = require_as_predicted(target, samples, predictions)
     vjp_error = probe.error(derived)
     require_agreement(f"a {target.product.name}", vjp_error)
     rows = seen.rows(derived)
@@ -73,7 +78,8 @@ def audit(target: Target, kernel: Callable[[np.ndarray], tuple[np.ndarray, np.nd
     difference = None
     if target.product.is_linear:
         difference = _difference_error(target, samples, probe.vectors, contracted(probe.vectors, rows), seen)
-    return Audit(vjp_error, jvp_error, difference, float(finite.max(initial=0.0)), int(derived.size - finite.size))
+    largest, not_finite = float(finite.max(initial=0.0)), int(derived.size - finite.size)
+    return Audit(predict_error, vjp_error, jvp_error, difference, largest, not_finite)
 
 
 def few(windows: np.ndarray) -> np.ndarray:
@@ -102,6 +108,58 @@ def require_independent(target: Target, samples: np.ndarray) -> None:
             others = np.delete(np.arange(SAMPLES), sample)
             _require_same(layers.names, first, layers(moved), others, _INFLUENCE, _COUPLED)
         _require_foldable(target, samples)
+
+
+# ---- what `model.predict` computes -------------------------------------------------------------------
+
+
+def require_as_predicted(target: Target, samples: np.ndarray, found: np.ndarray | None = None) -> float | None:
+    """How far predictions are from what `model.predict` gives for the samples, by the largest entry; None where that is
+    not known. Raises `Refused` where they differ.
+
+    found: predictions of the samples `(sample, *target_shape)`; None: what the target gives.
+    """
+    if target.of not in ("output", LOSS, *(getattr(innermost(target.model), "output_names", None) or [])):
+        return None
+    twin = replace(target, model=rewrapped(target.model, _Predicting))
+    try:
+        expected = twin(tf.constant(samples)).numpy()
+    except Exception:  # a model of a graph alone: what it raises outside of one is its own
+        return None
+    found = as_graph(target)(tf.constant(samples)).numpy() if found is None else found
+    error = relative_error(found.reshape(expected.shape), expected)
+    if error > TOLERANCE:
+        raise Refused(
+            "model.path",
+            given=f"a model whose call differs from its predict by {error:.1e} of the largest prediction",
+            allowed=f"models whose call gives what predict gives, to {TOLERANCE:.0e}: that is differentiated",
+            remedy="let the model's call do all that its predict, or predict_step, does",
+        )
+    return error
+
+
+def predicts_in_its_own_way(model: keras.Model, *parts: str) -> bool:
+    """Whether the model's class has a `predict`, or one of the `parts` of it, that is not Keras' own."""
+    parts = ("predict", "make_predict_function", *parts)
+    return any(getattr(type(model), part) is not getattr(keras.Model, part) for part in parts)
+
+
+class _Predicting:
+    """A model that gives what its `predict` gives, outside of graphs. Keras' own `predict` is its `predict_step`, which
+    costs less when it is called alone.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+
+    def __call__(self, windows: Any, training: bool = False) -> Any:
+        if not predicts_in_its_own_way(self._model):
+            return self._model.predict_step((windows,))
+        given = keras.tree.map_structure(lambda part: part.numpy(), windows)
+        return keras.tree.map_structure(tf.constant, self._model.predict(given, verbose=0))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 @contextlib.contextmanager

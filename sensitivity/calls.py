@@ -36,6 +36,8 @@ class Call:
     def __call__(self, *inputs: Any) -> list[Any]:
         given = {id(tensor): value for tensor, value in zip(self.arguments.keras_tensors, inputs, strict=True)}
         args, kwargs = self.arguments.fill_in(given)
+        if isinstance(self.operation, keras.Layer):
+            kwargs["training"] = False  # as `model.predict` has it, whatever the graph was built with
         return keras.tree.flatten(self.operation(*args, **kwargs))
 
     @property

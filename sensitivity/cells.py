@@ -293,7 +293,7 @@ class AnyCell:
         """The output, then the new states."""
         nested = keras.tree.pack_sequence_as(self._structure, states)
         given = list(nested) if isinstance(nested, (list, tuple)) else [nested]
-        options = {"training": False} if getattr(self._cell, "_call_has_training_arg", False) else {}
+        options = {"training": False} if isinstance(self._cell, keras.Layer) else {}
         output, after = self._cell(inputs, given, **options)
         if hasattr(self._cell, "reset_dropout_mask"):  # kept from one call to the next, as tensors of this graph
             self._cell.reset_dropout_mask()

@@ -63,8 +63,6 @@ def _not_forward(call: Call) -> str:
         return "is called with a mask"
     if given.get("initial_state") is not None:
         return "begins with states that it is given"
-    if given.get("training"):
-        return "is called in training"
     if not all(isinstance(size, int) for size in keras.tree.flatten(layer.cell.state_size)):
         return "keeps states that are not vectors"
     return ""

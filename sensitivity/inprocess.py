@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from . import machine, meter
-from .audit import few, require_independent, require_stateless
+from .audit import few, predicts_in_its_own_way, require_as_predicted, require_independent, require_stateless
 from .device import call_budget, has_gpu, kind
 from .engine import Tuned
 from .errors import Refused
@@ -25,7 +25,7 @@ from .layers import leaf_layers, whole_inputs
 from .loading import in_full_precision
 from .machine import available_memory
 from .model import Target, described_call, shaped_call, target_of, wrapped_and_cut
-from .packing import Packing, is_constant
+from .packing import Packing, innermost, is_constant
 from .plan import MiB, human_bytes, result_bytes
 from .products.product import Arrays, Product
 from .progress import progress_of_long
@@ -195,7 +195,10 @@ def _described(
             model, source.shape[1:], of=of, wrt=wrt, dtype=dtype, packing=packing, **wanted.selection
         )
         if len(source):
-            require_independent(target_of(model, facts, of), few(source))
+            target = target_of(model, facts, of)
+            require_independent(target, few(source))
+            if predicts_in_its_own_way(innermost(model), "predict_step"):
+                require_as_predicted(target, few(source))
             store.facts[key] = facts
     return facts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +38,14 @@ def input_names(model: Any) -> list[str]:
 def whole_inputs(model: Any) -> list[str]:
     """Names of those that take whole numbers, by which there is no derivative."""
     return [tensor.name for tensor in getattr(model, "inputs", None) or [] if "float" not in tensor.dtype]
+
+
+def outputs_of(model: Any, windows: Any) -> Any:
+    """What the model gives for windows in the mode that `model.predict` calls it in: with `training=False` where its
+    `call` takes that, which then holds for all of its layers, and without it where it does not.
+    """
+    takes_mode = "training" in inspect.signature(model.call).parameters
+    return model(windows, training=False) if takes_mode else model(windows)
 
 
 def as_graph(function: Callable[..., Any], **options: Any) -> tf.types.experimental.PolymorphicFunction:

@@ -18,7 +18,7 @@ from .fitness import Unfit
 from .heads import heads, joined, labels, require_batched, require_floating, select, steps_and_channels
 from .job import Job
 from .labels import labels_of
-from .layers import keras, moments_exact, steps_folded
+from .layers import keras, moments_exact, outputs_of, steps_folded
 from .packing import LOSS, Packing, as_text, innermost
 from .precision import said
 from .products.jacobian import Jacobian
@@ -57,8 +57,7 @@ class Target:
         return steps_folded(self.model) if self.facts.linear else contextlib.nullcontext()
 
     def __call__(self, windows: tf.Tensor) -> tf.Tensor:
-        # No `training=`: it would override what a model was built with, and hide it from the audit.
-        return self.facts.selection.of(joined(heads(self.model, self.model(windows), self.of)))
+        return self.facts.selection.of(joined(heads(self.model, outputs_of(self.model, windows), self.of)))
 
     def start(self, given: Sequence[tf.Tensor]) -> tf.Tensor:
         """Where the source is: an input itself; else how far a layer's output, or weights, are moved: 0."""
@@ -237,7 +236,7 @@ def _run_once(
     target_shape = tuple(selection.of(joined(found)).shape[1:])
 
     def target(windows: tf.Tensor) -> tf.Tensor:
-        return selection.of(joined(heads(model, model(windows), of)))
+        return selection.of(joined(heads(model, outputs_of(model, windows), of)))
 
     back = backward(model, target, shape, dtype, seen.operations)
     if is_weights(given, wrt):

@@ -13,7 +13,7 @@ import tensorflow as tf
 from .errors import Refused, gist
 from .heads import Selection, heads, joined
 from .labels import is_of_classes, loss_name
-from .layers import keras, whole_inputs
+from .layers import keras, outputs_of, whole_inputs
 from .parts import Part
 
 LOSS = "loss"
@@ -109,7 +109,7 @@ class Unpacked(Wrapper):
         parts = {
             part.name: tf.cast(part.of(windows), dtypes.get(part.name, windows.dtype)) for part in self.packing.inputs
         }
-        return self.inner(parts if self.packing.by_name else list(parts.values()))
+        return outputs_of(self.inner, parts if self.packing.by_name else list(parts.values()))
 
     def around(self, model: keras.Model) -> keras.Model:
         return Unpacked(model, self.packing)
@@ -134,7 +134,7 @@ class LossOf(Wrapper):
     def call(self, windows: Any) -> Any:
         own = self.packing
         given = windows if own.window is None else own.window.of(windows)
-        every = heads(self.inner, self.inner(given), "output")
+        every = heads(self.inner, outputs_of(self.inner, given), "output")
         masked = [name for name, head in every.items() if getattr(head, "_keras_mask", None) is not None]
         if masked and not (own.weights and own.weights.shape):
             raise Refused(

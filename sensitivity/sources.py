@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from .errors import Refused
 from .facts import Source
-from .layers import as_graph, calls_wrapped, function_of, input_names, keras, leaf_layers, whole_inputs
+from .layers import as_graph, calls_wrapped, function_of, input_names, keras, leaf_layers, outputs_of, whole_inputs
 from .packing import Packing, Unpacked, Wrapper
 from .parts import Part, of_parts
 
@@ -30,7 +30,7 @@ def source_named(
     layer = layer_named(model, wrt, "sensitivity.wrt", also=", ".join([*(inputs or [f'"{INPUT}"']), '"weights"']))
     found: list[Any] = []
     with calls_wrapped([layer], _kept_in(found)):
-        graph = as_graph(lambda windows: model(windows)).get_concrete_function(zeros).graph
+        graph = as_graph(lambda windows: outputs_of(model, windows)).get_concrete_function(zeros).graph
     _require_one_tensor(layer, "sensitivity.wrt", found, graph)
     return Source("layer", wrt, tuple(found[0].shape[1:]))
 
@@ -161,7 +161,7 @@ def given_by_layer(model: keras.Model, layer: keras.Layer, windows: tf.Tensor) -
     """What an inner layer gives; what comes after it is not computed, in a graph."""
     found: list[Any] = []
     with calls_wrapped([layer], _kept_in(found)):
-        model(windows)
+        outputs_of(model, windows)
     return found[0]
 
 
@@ -195,7 +195,7 @@ class _UpTo(Wrapper):
     def call(self, windows: Any) -> dict[str, Any]:
         found: list[Any] = []
         with calls_wrapped([self._layer], _kept_in(found)):
-            self.inner(windows)
+            outputs_of(self.inner, windows)
         _require_one_tensor(self._layer, "sensitivity.of", found, getattr(windows, "graph", None))
         return {self._layer.name: found[0]}
 

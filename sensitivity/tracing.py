@@ -20,6 +20,7 @@ from .layers import (
     leaf_layers,
     moments_exact,
     nodes_of,
+    outputs_of,
     steps_folded,
 )
 from .packing import innermost, steps_taken
@@ -68,11 +69,11 @@ def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
         seen.size = 0  # again, where variables are made
         seen.recurrent.clear()
         with moments_exact(), steps_folded(model), calls_wrapped(leaf_layers(model), seen.watched):
-            return model(windows)
+            return outputs_of(model, windows)
 
     try:
         if function_of(model) is None:  # layers may be built by their first call, and keep what they then compute
-            model(zeros[:1])
+            outputs_of(model, zeros[:1])
         function = as_graph(call).get_concrete_function(zeros)
         output = function(zeros)
     except Refused:

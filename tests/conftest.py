@@ -117,6 +117,24 @@ def frame(steps: int, features: tuple[str, ...] = FEATURES, seed: int = 0) -> pd
     return table
 
 
+def in_training(layer: Any):
+    """A layer that calls another one in training, whatever mode it is called in itself."""
+    import keras
+
+    class InTraining(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = layer
+
+        def call(self, inputs):
+            return self.inner(inputs, training=True)
+
+        def compute_output_shape(self, shape):
+            return self.inner.compute_output_shape(shape)
+
+    return InTraining()
+
+
 def sequential(input_shape: tuple[int | None, ...], *layers: Any):
     """A model with the same weights each time."""
     import keras

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ..errors import Refused, gist
 from ..given import Given as Several
-from ..layers import as_graph, calls_wrapped, keras
+from ..layers import as_graph, calls_wrapped, keras, outputs_of
 from .halves import Half
 
 Given = tuple[tf.Tensor, list[list[tf.Tensor]]]
@@ -93,7 +93,7 @@ class Watch:
             return noted
 
         with calls_wrapped([self._owner], watched):
-            self._model(windows)
+            outputs_of(self._model, windows)
         return self._only(calls)
 
     def _only(self, calls: list[dict[str, Any]]) -> tuple[tf.Tensor, list[list[tf.Tensor]], tf.Tensor | None]:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import Refused, gist
-from ..layers import as_graph, keras
+from ..layers import as_graph, keras, outputs_of
 from .given import checked
 from .halves import Half, halves_of
 
@@ -156,7 +156,7 @@ def _gradient(model: keras.Model, variables: list[Any], loss: Callable[..., Any]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             for variable in variables:
                 tape.watch(variable)
-            outputs = model(windows)
+            outputs = outputs_of(model, windows)
             if loss is None:
                 number = tf.add_n([tf.reduce_sum(output) for output in keras.tree.flatten(outputs)])
             else:

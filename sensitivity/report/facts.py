@@ -143,6 +143,8 @@ def _computation(state: State) -> Iterator[tuple[str, str]]:
 def _audit(state: State) -> Iterator[tuple[str, str]]:
     audit: dict[str, Any] = state.run.content["audit"]
     yield "Vector-Jacobian product", f"agrees to {number(audit['vjp_error'])} of the largest entry compared"
+    if audit.get("predict_error") is not None:
+        yield "Predictions", f"agree with model.predict to {number(audit['predict_error'])} of the largest"
     forward = audit["jvp_error"]
     yield (
         "Jacobian-vector product",

@@ -8,6 +8,8 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
+from tests.conftest import in_training
+
 
 def of(change, *shape: int | None, **options) -> keras.Model:
     """A model that puts its input through `change`."""
@@ -56,11 +58,11 @@ def stateful():
 
 
 def normalized_over_the_batch():
-    return of(lambda x: layers.BatchNormalization(name="norm")(x, training=True))
+    return of(in_training(layers.BatchNormalization(name="norm")))
 
 
 def random():
-    return of(lambda x: layers.Dropout(0.5, name="drop")(x, training=True))
+    return of(in_training(layers.Dropout(0.5, name="drop")))
 
 
 def reduced_over_the_batch():

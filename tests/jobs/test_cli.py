@@ -31,7 +31,7 @@ def test_help_is_quick_and_names_every_command():
 
 def coupled():
     source = keras.Input((6, 2))
-    return keras.Model(source, layers.BatchNormalization(name="norm")(source, training=True))
+    return keras.Model(source, layers.UnitNormalization(axis=0, name="norm")(source))
 
 
 def stateful():

@@ -13,7 +13,7 @@ import sensitivity
 from sensitivity import kept, progress
 from sensitivity.errors import Refused
 from sensitivity.probes import Probe
-from tests.conftest import sequential, tape_jacobian, worst
+from tests.conftest import in_training, sequential, tape_jacobian, worst
 
 SHAPE = (6, 2)
 
@@ -225,8 +225,7 @@ def test_what_python_computes_has_its_derivative(outputs):
 
 
 def test_a_coupled_model_is_refused():
-    source = keras.Input(SHAPE)
-    model = keras.Model(source, layers.BatchNormalization(name="norm")(source, training=True))
+    model = sequential(SHAPE, in_training(layers.BatchNormalization(name="norm")))
     with pytest.raises(ValueError, match="'norm'"):
         sensitivity.jacobian(model, windows_of(4))
 

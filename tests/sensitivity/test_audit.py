@@ -11,7 +11,7 @@ from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
 from sensitivity.model import Target
 from sensitivity.setting import Setting
-from tests.conftest import sequential
+from tests.conftest import in_training, sequential
 from tests.describing import describe_call
 
 SHAPE = (6, 2)
@@ -147,7 +147,7 @@ def test_layers_may_do_much(model):
     ("model", "name", "what"),
     [
         (
-            lambda: through(lambda x: layers.BatchNormalization(name="norm")(x, training=True)),
+            lambda: through(in_training(layers.BatchNormalization(name="norm"))),
             "norm",
             "influence each other",
         ),
@@ -175,7 +175,7 @@ def test_layers_may_do_much(model):
         ),
         (Coupled, "deep_norm", "influence each other"),
         (
-            lambda: through(lambda x: layers.Dropout(0.5, name="drop")(x, training=True)),
+            lambda: through(in_training(layers.Dropout(0.5, name="drop"))),
             "drop",
             "differently each time",
         ),

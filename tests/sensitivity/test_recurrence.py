@@ -10,7 +10,7 @@ from keras import layers, ops
 from sensitivity.fitness import Unfit
 from sensitivity.recurrence import recurrence
 from sensitivity.sources import layer_named
-from tests.conftest import sequential
+from tests.conftest import in_training, sequential
 
 SHAPE = (6, 3)
 
@@ -116,12 +116,11 @@ def test_what_follows_the_last_step_may_be_integers():
 
 UNFIT = {
     "lstm.*is called with a mask": lambda: sequential(SHAPE, Gaps(), layers.LSTM(2)),
-    "gru.*is called in training": lambda: functional(lambda x: layers.GRU(2, dropout=0.1)(x, training=True)),
     "greater.*gives bool, where only float32": lambda: functional(
         lambda x: layers.LSTM(2)(ops.where(x > 0, x, 0.1 * x))
     ),
-    "batch_normalization.*alone and alike": lambda: functional(
-        lambda x: layers.LSTM(2)(layers.BatchNormalization()(x, training=True))
+    "in_training.*alone and alike": lambda: functional(
+        lambda x: layers.LSTM(2)(in_training(layers.BatchNormalization())(x))
     ),
     "mixed.*alone and alike": lambda: sequential(SHAPE, Mixed(), layers.LSTM(2)),
     "gated_mean.*alone and alike": lambda: sequential(SHAPE, GatedMean(), layers.LSTM(2)),

@@ -12,6 +12,7 @@ from keras import layers
 
 from sensitivity.errors import Refused
 from sensitivity.recurrent import jacobian_decay, jacobians
+from tests.conftest import in_training
 
 STEPS, UNITS, FEATURES = 6, 3, 2
 KINDS = {
@@ -194,12 +195,17 @@ def test_what_does_not_fit_is_refused(windows, how, key):
     assert refused.value.key == key
 
 
-@pytest.mark.parametrize(("how", "call"), [({"stateful": True}, {}), ({"dropout": 0.5}, {"training": True})])
-def test_layers_that_do_not_begin_anew_or_are_called_in_training_are_refused(how, call):
+@pytest.mark.parametrize(
+    ("layer", "what"),
+    [
+        (lambda: layers.GRU(UNITS, stateful=True), "stateful=True"),
+        (lambda: in_training(layers.GRU(UNITS, dropout=0.5)), "in training"),
+    ],
+)
+def test_layers_that_do_not_begin_anew_or_are_called_in_training_are_refused(layer, what):
     source = keras.Input(batch_shape=(4, STEPS, FEATURES))
-    model = keras.Model(source, layers.GRU(UNITS, name="it", **how)(source, **call))
-    with pytest.raises(Refused, match="stateful=True" if how == {"stateful": True} else "in training"):
-        jacobian_decay(model, some())
+    with pytest.raises(Refused, match=what):
+        jacobian_decay(keras.Model(source, layer()(source)), some())
 
 
 def test_masked_steps_and_repeated_calls_are_refused():
