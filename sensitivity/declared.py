@@ -62,8 +62,13 @@ def windows_taken(
 
 
 def require_whole(model: keras.Model, inputs: Sequence[Part], survey: Survey, job: Job) -> None:
-    """Refuse what an input of whole numbers would round."""
+    """Refuse what an input of whole numbers would round.
+
+    inputs: where the model has several; none: it has one, of all columns.
+    """
     counted = whole_inputs(model)
+    if not inputs and counted:
+        inputs = (Part(counted[0], 0, len(survey.features), ()),)
     scaling, limit = job.series.scaling, 2 ** (np.finfo(job.run.dtype).nmant + 1)
     for part in inputs:
         for column in range(part.start, part.stop) if part.name in counted else ():
@@ -71,7 +76,7 @@ def require_whole(model: keras.Model, inputs: Sequence[Part], survey: Survey, jo
             if scaled or not survey.whole[column] or survey.largest[column] > limit:
                 what = "is scaled" if scaled else f"has numbers up to {survey.largest[column]:g}, not all of them whole"
                 raise Refused(
-                    f"model.inputs.{part.name}",
+                    f"model.inputs.{part.name}" if job.model.inputs else "series.features",
                     given=f"column {survey.features[column]!r}, which {what}",
                     allowed=f"whole numbers up to {limit:,}, with mean 0 and std 1 in series.scaling",
                     remedy="number the classes so, or name another column",
@@ -123,12 +128,12 @@ def _declared_input(model: keras.Model) -> tuple[int | None, ...] | None:
         )
     if not inputs:
         return None
-    if "float" not in inputs[0].dtype:
+    if "float" not in inputs[0].dtype and "int" not in inputs[0].dtype:
         raise Refused(
             "model.path",
             given=f"an input of {inputs[0].dtype}",
-            allowed="floating-point inputs: there is no derivative by others",
-            remedy="give the part of the model that begins with numbers, after a lookup or an embedding",
+            allowed="inputs of floating-point numbers, or of whole numbers such as classes",
+            remedy="give the part of the model that begins with numbers, after a lookup",
         )
     shape = tuple(inputs[0].shape[1:])
     if len(shape) not in (1, 2):

@@ -33,6 +33,8 @@ class Given:
         several = self._several(model)
         if several is None:
             inputs = {"windows": _windows(self._only, dtype)}
+            if whole_inputs(model):
+                _numbers("windows", self._only, dtype, exact=True)
         else:
             counted = whole_inputs(model)
             inputs = {name: _numbers(name, values, dtype, exact=name in counted) for name, values in several.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,15 @@ class Selection:
         if self.steps is not None:
             target = tf.gather(target, self.steps, axis=1)
         return self.channels_of(target)
+
+    def heads(self, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
+        """Names of the outputs that something is wanted of. shapes: of each, its steps and channels."""
+        found, first = [], 0
+        for name, (_, channels) in shapes.items():
+            if self.channels is None or any(first <= channel < first + channels for channel in self.channels):
+                found.append(name)
+            first += channels
+        return found
 
     def channels_of(self, target: tf.Tensor) -> tf.Tensor:
         """The same of any steps: the last axis alone is chosen from."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -134,6 +135,9 @@ def computed(
         projected = int(1.1 * max(searched, needed)) + 16 * MiB
         result, others = _run(engine, product, source, beside, everything=report)
         highest = peak()
+    if product.name == "jacobian" and result.size and not result.any():
+        zero = f"every derivative by {wanted.wrt!r} is 0 in these windows: does the output depend on it there?"
+        warnings.warn(zero, stacklevel=3)
     if not report:
         return result
     measured = None if highest is None else highest - baseline

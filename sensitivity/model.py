@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from .backward import backward
 from .declared import Columns, require_whole, windows_taken
+from .dependence import require_dependence
 from .errors import Refused
 from .facts import CallFacts, ModelFacts, Source
 from .fitness import Unfit
@@ -26,7 +27,7 @@ from .products.product import Product
 from .recurrence import Recurrence, recurrence
 from .saved_models import SavedModel
 from .sections import WindowsSection
-from .sources import INPUT, given_by_layer, layer_named, moved, require_reached, source_named, with_output
+from .sources import INPUT, given_by_layer, layer_named, moved, source_named, with_output
 from .survey import Survey
 from .tracing import traced
 from .variables import PREDICTION, Variable
@@ -238,12 +239,13 @@ def _run_once(
     def target(windows: tf.Tensor) -> tf.Tensor:
         return selection.of(joined(heads(model, outputs_of(model, windows), of)))
 
+    unreached: tuple[str, ...] = ()
     back = backward(model, target, shape, dtype, seen.operations)
     if is_weights(given, wrt):
         source = weights_named(model, wrt, target, zeros)
     else:
         source = source_named(model, wrt, zeros, given, packing)
-        require_reached(model, source, target, zeros)
+        unreached = require_dependence(model, source, of, zeros, selection.heads(shapes))
     scan, no_scan = None, back.only_gradient
     if not back.only_gradient:
         scan, no_scan = _scan(model, source, of, dtype, shape, target_shape)
@@ -262,7 +264,7 @@ def _run_once(
             smooth=seen.smooth,
             operations=len(seen.operations),
             dtype=dtype,
-            lost=said(given),
+            lost=(*said(given), *unreached),
             packing=packing,
             **vars(back),
         )

@@ -47,16 +47,23 @@ def _input_named(model: keras.Model, wrt: str, packing: Packing | None) -> tuple
             allowed=", ".join(f'"{part.name}"' for part in packing.inputs),
             remedy=f'name one of them: wrt="{packing.inputs[0].name}"',
         )
-    every = bool(packing and packing.inputs) and wrt == INPUT and INPUT not in input_names(model)
+    every = wrt == INPUT and INPUT not in input_names(model)
     counted = [name for name in whole_inputs(model) if every or name == wrt]
     if parts is not None and counted:
+        among = every and len(input_names(model)) > 1
+        embeddings = embedding_names(model)
         raise Refused(
             "sensitivity.wrt",
-            given=f"input {counted[0]!r} of whole numbers" + (", among all inputs" if every else ""),
+            given=f"input {counted[0]!r} of whole numbers" + (", among all inputs" if among else ""),
             allowed="inputs of floating-point numbers: there is no derivative by others",
-            remedy="name another input",
+            remedy=f'name what an embedding gives: wrt = "{embeddings[0]}"' if embeddings else "name another input",
         )
     return parts
+
+
+def embedding_names(model: keras.Model) -> list[str]:
+    """Names of the layers of a model that give floating-point numbers for whole ones."""
+    return [layer.name for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
 
 
 def _kept_in(found: list[Any]) -> Callable[[keras.Layer, Any], Any]:
@@ -96,31 +103,6 @@ def _require_one_tensor(layer: keras.Layer, key: str, found: list[Any], graph: A
             allowed="layers that are called once, and give one tensor (batch, …) of floating-point numbers",
             remedy="name another layer",
         )
-
-
-def require_reached(
-    model: keras.Model, source: Source, target: Callable[[tf.Tensor], tf.Tensor], zeros: tf.Tensor
-) -> None:
-    """Refuse a layer that the target does not depend on: its derivatives would all be zero."""
-    found: list[Any] = []
-
-    def pulled(windows: tf.Tensor) -> tf.Tensor:
-        by = tf.zeros((windows.shape[0], *source.shape), windows.dtype)
-        with tf.GradientTape(watch_accessed_variables=False) as tape, moved(model, source, by):
-            tape.watch(by)
-            outputs = target(windows)
-        found.append(tape.gradient(outputs, by))
-        return outputs
-
-    if source.kind == "layer":
-        as_graph(pulled).get_concrete_function(zeros)
-        if found[-1] is None:
-            raise Refused(
-                "sensitivity.wrt",
-                given=f"layer {source.name!r}, which the target does not depend on, or has no gradient by",
-                allowed="layers on the way from the input to the target",
-                remedy="name another layer, or another target",
-            )
 
 
 def layer_named(model: keras.Model, name: str, key: str, *, also: str) -> keras.Layer:

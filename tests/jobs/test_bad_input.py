@@ -284,7 +284,7 @@ FUNCTIONS: dict[str, str] = {
     "a_scalar": "() for 2 windows",
     "no_outputs": "(2, 6, 0)",
     "text": "an input of string",
-    "whole_numbers": "an input of int32",
+    "whole_numbers": "of whole numbers",
     "integers": "of int32",
     "complex_numbers": "of complex64",
     "ragged": "RaggedTensor",

@@ -53,6 +53,7 @@ CHAIN = [
         "variables",
         "facts",
         "sources",
+        "dependence",
         "products",
         "cells",
         "calls",

@@ -1,0 +1,134 @@
+"""Which outputs have a derivative by a source at all, as the graph of a forward pass tells.
+
+`tape.gradient` gives zeros for an output that no derivative leads to, which look like an answer. Here every operation
+is taken to lead on from each of its inputs to each of its outputs of floating-point numbers, except those whose
+derivative is zero wherever it exists. Loops, branches and functions count as one operation: what is said to be without
+a derivative is without one, and what a loop hides inside stays unsaid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from .errors import Refused
+from .facts import Source
+from .heads import heads
+from .layers import as_graph, keras, outputs_of
+from .packing import innermost, input_replaced, inputs_held
+from .sources import embedding_names, moved
+
+_CONSTANT = {  # their derivative is zero wherever there is one, or stopped
+    *("StopGradient", "ZerosLike", "OnesLike"),
+    *("Ceil", "Floor", "FloorDiv", "Rint", "Round", "Sign"),
+}
+_SHAPES = ("Rank", "Shape", "ShapeN", "Size")
+_CUSTOM = "_gradient_op_type"  # an attribute of operations whose gradient a user gave
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """reached: outputs that a derivative leads to. unreached: those that none leads to. ends: operations that take what
+    depends on the source and lead no further.
+    """
+
+    reached: tuple[str, ...]
+    unreached: tuple[str, ...]
+    ends: tuple[str, ...]
+
+
+def dependence(outputs: Mapping[str, tf.Tensor], source: tf.Tensor) -> Dependence:
+    """Of tensors of one graph, by name, on another one of it."""
+    reached, taken, ends = {source.ref()}, {source.ref()}, []
+    for operation in source.graph.get_operations():  # inputs before those that take them
+        if not any(tensor.ref() in taken for tensor in operation.inputs):
+            continue
+        taken.update(tensor.ref() for tensor in operation.outputs)
+        if not any(tensor.ref() in reached for tensor in operation.inputs):
+            continue
+        ahead = [tensor.ref() for tensor in operation.outputs if _has_derivatives(tensor.dtype)]
+        if ahead and _leads_on(operation):
+            reached.update(ahead)
+        elif operation.type not in _SHAPES:
+            ends.append(f"{operation.name} ({operation.type})")
+    there = {name: tensor.ref() in reached for name, tensor in outputs.items()}
+    return Dependence(
+        tuple(name for name, found in there.items() if found),
+        tuple(name for name, found in there.items() if not found),
+        tuple(ends),
+    )
+
+
+def _has_derivatives(dtype: tf.DType) -> bool:
+    return dtype.is_floating or dtype.is_complex or dtype == tf.variant  # a list of tensors
+
+
+def _leads_on(operation: Any) -> bool:
+    return operation.type not in _CONSTANT or _CUSTOM in operation.node_def.attr
+
+
+def require_dependence(
+    model: keras.Model, source: Source, of: str, zeros: tf.Tensor, wanted: Collection[str]
+) -> tuple[str, ...]:
+    """Refuse a source that no output has a derivative by. Returns what to say of outputs that have none, beside others.
+
+    model: as far as the target. zeros: windows `(batch, *input_shape)`. wanted: names of the outputs that the target
+    is made of.
+    """
+    found: list[Dependence] = []
+
+    def called(windows: tf.Tensor, values: tf.Tensor) -> None:
+        with _placed(model, source, windows, values) as given:
+            output = outputs_of(model, given)
+        named = heads(model, output, of)
+        found.append(dependence({name: named[name] for name in wanted}, values))
+
+    as_graph(called).get_concrete_function(zeros, tf.zeros((zeros.shape[0], *source.shape), zeros.dtype))
+    known = found[-1]
+    if not known.reached:
+        raise Refused(
+            "sensitivity.wrt",
+            given=f"{_described(source)}, {_why_not(known)}",
+            allowed="a source on the way to the target, through operations that have a derivative",
+            remedy=_remedy(model, source),
+        )
+    return tuple(
+        f"output {name!r}: it does not depend on the source, so its derivatives are 0" for name in known.unreached
+    )
+
+
+@contextlib.contextmanager
+def _placed(model: keras.Model, source: Source, windows: tf.Tensor, values: tf.Tensor) -> Iterator[tf.Tensor]:
+    """The windows to call the model with, so that `values` are where the source is, and nothing else comes of them.
+
+    One of several inputs is given apart: a window that holds it would be where the others come from, too.
+    """
+    if source.kind == "layer":
+        with moved(model, source, values):
+            yield windows
+    elif source.parts and source.parts[-1].name in inputs_held(model):
+        with input_replaced(model, source.parts[-1].name, values):
+            yield windows
+    else:
+        yield source.put(windows, values)
+
+
+def _described(source: Source) -> str:
+    return f"layer {source.name!r}" if source.kind == "layer" else f"the input ({source.name!r})"
+
+
+def _why_not(known: Dependence) -> str:
+    if not known.ends:
+        return "which the target does not depend on"
+    return f"which the target does not depend on, or has no gradient by: the way ends at {known.ends[0]}"
+
+
+def _remedy(model: keras.Model, source: Source) -> str:
+    embeddings = embedding_names(innermost(model))
+    if source.kind == "input" and embeddings:
+        return f'name what an embedding gives: wrt = "{embeddings[0]}"'
+    return "name another source, or another target"
