@@ -62,6 +62,7 @@ CHAIN = [
         "declared",
         "weighed",
         "weights",
+        "own_steps",
         "model",
         "setting",
         "plan",
