@@ -80,7 +80,7 @@ class Alignment:
         back = asked - own * (self.to == "window")  # from the output's own step
         exists = (back >= (0 if self.causal else -own)) & (back < self.steps - own)
         kept = back + own * (not self.by_step)
-        places = pd.Index(self.stored).get_indexer((kept + 0 * own).ravel()).reshape(len(own), len(lags))
+        places = pd.Index(self.stored).get_indexer(pd.Index((kept + 0 * own).ravel())).reshape(len(own), len(lags))
         return np.where(exists, places, -1)
 
     def relabelled(self, dataset: xr.Dataset) -> xr.Dataset:
