@@ -68,8 +68,14 @@ class Alignment:
         return self._places(self.lags)
 
     @property
-    def reads(self) -> np.ndarray:
-        """Which of the store's entries the answer is made of: bool `(output_step, lag)`, by the store's lags."""
+    def reads(self) -> np.ndarray | None:
+        """Which of the store's entries the answer is made of: bool `(output_step, lag)`, by the store's lags; None: all
+        that exist, where others are zero.
+        """
+        return None if self.wanted is None else self._kept
+
+    @property
+    def _kept(self) -> np.ndarray:
         found, places = np.zeros((len(self.step_lags), len(self.stored)), bool), self.places
         rows, columns = np.nonzero(places >= 0)
         found[rows, places[rows, columns]] = True
@@ -104,10 +110,9 @@ class Alignment:
 
     def of_sums(self, sums: xr.Dataset, roles: Roles) -> xr.Dataset:
         """Sums by the lags of the answer: of nothing where no entry exists."""
-        found = self.of_cells(sums, roles, {name: EMPTY.get(str(name), 0) for name in sums.data_vars})
-        if self.causal and self.to == "output" and self.wanted is None:
-            _require_nothing_left(sums, found)
-        return found
+        if self.causal and self.to == "output":
+            _require_zero(sums, ~replace(self, wanted=None)._kept)
+        return self.of_cells(sums, roles, {name: EMPTY.get(str(name), 0) for name in sums.data_vars})
 
     def of_cells(self, cells: xr.Dataset, roles: Roles, blanks: Mapping[Any, Any] | None = None) -> xr.Dataset:
         """Variables with dims of `CELL` by the lags of the answer; `blanks` by name, or NaN, where no entry exists."""
@@ -191,11 +196,14 @@ def _slice(places: np.ndarray) -> Any:
     return slice(int(places[0]), int(places[-1]) + 1) if together else places
 
 
-def _require_nothing_left(sums: xr.Dataset, found: xr.Dataset) -> None:
-    """Refuse to leave out derivatives that are not zero: a model was taken for one that sees no later inputs."""
+def _require_zero(sums: xr.Dataset, left: np.ndarray) -> None:
+    """Refuse to leave out derivatives that are not zero: a model was taken for one that sees no later inputs.
+
+    left: what is left out, bool `(output_step, lag)`.
+    """
+    out = xr.DataArray(left, dims=("output_step", "lag"))
     for name in (name for name in _SIZES if name in sums):
-        whole, kept = float(sums[name].sum()), float(found[name].sum())
-        if whole - kept > _LEFT * whole:
+        if float(sums[name].where(out, 0).sum()) > _LEFT * float(sums[name].sum()):
             raise Refused(
                 "align",
                 given="output, of a run that has derivatives by inputs later than the output",

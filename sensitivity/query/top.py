@@ -70,7 +70,7 @@ def top(
     rule, times = _rule(dataset, count, separation)
     chosen, alignment = aligned(dataset, align, lags, features, outputs, output_steps)
     weights = _weights(chosen) if scaled else None
-    reads = None if alignment is None or lags is None else alignment.reads
+    reads = None if alignment is None else alignment.reads
     picks = picked(_candidates(as_jacobian(chosen), by, scaled, times, rule, reads), rule)
     return _described(chosen, picks, weights, alignment)
 
