@@ -20,6 +20,7 @@ from .layers import as_graph, function_of, keras, whole_inputs
 from .packing import Unpacked
 
 CUTS = 16  # steps at which a window is cut into earlier and later ones, at most
+ROOM = 1 << 25  # numbers that a forward pass of several windows may give
 _SPREADS = (1.0, 5.0)  # of random inputs: what saturates with large ones does not with small ones
 _ALIKE = (
     *("Dense", "EinsumDense", "TimeDistributed", "Normalization", "Rescaling", "Masking", "Identity"),
@@ -69,7 +70,7 @@ def depends_on(model: keras.Model, target: Target, facts: CallFacts) -> tuple[bo
     vectors = (
         random.standard_normal((len(cuts), *facts.target_shape)) * (np.arange(len(at)) <= cuts[:, None])[..., None]
     )
-    size = facts.together or len(cuts)
+    size = min(facts.together or len(cuts), max(1, ROOM // max(1, facts.activations)))
     product = as_graph(lambda windows, vectors: _pulled_back(target, facts, windows, vectors))
     parts = [
         product(*(tf.constant(array[i : i + size], facts.dtype) for array in (windows, vectors))).numpy()

@@ -59,7 +59,7 @@ class Alignment:
     @property
     def labels(self) -> xr.Variable:
         """Those lags, and what they count from."""
-        later = "; below 0: ahead of it" if self.to == "output" and not self.causal else ""
+        later = "; < 0: ahead" if self.to == "output" and not self.causal else ""
         return xr.Variable("lag", np.array(self.lags, np.int64), {"long_name": f"{MEANINGS[self.to]}{later}"})
 
     @property
@@ -231,7 +231,8 @@ def aligned(
     """
     if align not in (None, *WAYS):
         raise Refused("align", given=repr(align), allowed=", ".join(WAYS), remedy="leave it out")
-    if not _has_own_steps(dataset):
+    known = _has_own_steps(dataset)
+    if not known or (align == "window" and dataset[STEP_LAG].attrs["lags_from"] == "window"):
         if align == "output":
             raise Refused(
                 "align",
@@ -242,11 +243,9 @@ def aligned(
         return select(dataset, lags, features, outputs, output_steps), None
     part = _with_dims(select(dataset, None, features, outputs, output_steps))
     found = _alignment(part, align or "output")
-    if found.to == "window" and not found.by_step:
-        return select(part, lags), None
     if lags is not None:
-        known = select(xr.Dataset(coords={"lag": found.labels}), lags)
-        found = replace(found, wanted=tuple(known["lag"].values.tolist()))
+        chosen = select(xr.Dataset(coords={"lag": found.labels}), lags)
+        found = replace(found, wanted=tuple(chosen["lag"].values.tolist()))
     return part, found
 
 

@@ -116,7 +116,7 @@ def test_commands_count_lags_as_they_are_asked_to(run):
     step = steps_of(kind)[1]
     assert told[step, "rain", LENGTH - 1 - step] == pytest.approx(profile(kind)[0][0])
     assert told[step, "rain", LENGTH - step] == pytest.approx(profile(kind)[1][0])
-    rows = json.loads(call("compare", path, path, "mean-abs", "--ci", "0.9", "--format", "json").output)
+    rows = json.loads(call("compare", path, path, "mean-abs", "--ci", "0.9", "--format", "json").stdout)
     assert {row["lag"] for row in rows} == set(profile(kind))
     assert {row["mean_abs_difference"] for row in rows} <= {0.0, None}
 
