@@ -11,7 +11,7 @@ import click
 from sensitivity import __version__
 
 from .commands import TRUST, errors_explained, together
-from .questions import RUN, compare, damage_refused, query, top
+from .questions import ALIGN, RUN, compare, damage_refused, query, top
 from .recurrent import recurrent
 from .reports import report
 from .stopping import GRACE_SECONDS
@@ -206,9 +206,17 @@ for command in (query, top, compare, recurrent, report):
 @click.option("--of", "outputs", multiple=True, metavar="NAME", help="Of this output alone. May be repeated.")
 @click.option("--time", metavar="TIME", help="window: the one whose last step this is, in place of the largest |J|.")
 @click.option("--against", metavar="RUN", help="comparison: the run to set beside RUN.")
+@ALIGN
 @errors_explained
 def plot(
-    run: str, kind: str, output: Path, site: str | None, time: str | None, against: str | None, **chosen: Any
+    run: str,
+    kind: str,
+    output: Path,
+    site: str | None,
+    time: str | None,
+    against: str | None,
+    align: str | None,
+    **chosen: Any,
 ) -> None:
     """Draw a picture of RUN into a file, in one pass over its store.
 
@@ -243,7 +251,7 @@ def plot(
         datasets = [open_run(path) for path in (run, against) if path is not None]
         first, *other = datasets if site is None else [of_site(dataset, site) for dataset in datasets]
         how: dict[str, Any] = {key: list(labels) for key, labels in chosen.items() if labels}
-        draw(first, kind, output, time=time, against=other[0] if other else None, **how)
+        draw(first, kind, output, time=time, against=other[0] if other else None, align=align, **how)
     click.echo(str(output))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 
 from sensitivity.errors import Refused
 
@@ -109,5 +110,7 @@ def _value(field: xr.DataArray) -> Any:
 
 
 def _tree(field: xr.DataArray) -> dict[str, Any]:
-    """`dims` and nested lists of `values`, as JSON has them."""
-    return {"dims": list(map(str, field.dims)), "values": json.loads(json.dumps(field.values.tolist()))}
+    """`dims` and nested lists of `values`, as JSON has them: null where no entry exists."""
+    values = field.values.astype(object)
+    values[np.isnan(field.values)] = None
+    return {"dims": list(map(str, field.dims)), "values": json.loads(json.dumps(values.tolist()))}

@@ -22,12 +22,19 @@ STATISTICS = (
 )
 RUN = click.argument("run")
 STATISTIC = click.argument("statistic", type=click.Choice(STATISTICS), metavar="STATISTIC")
+ALIGN = click.option(
+    "--align",
+    type=click.Choice(["output", "window"]),
+    help="What lags count back from: the output's own step, by default where the model has an output at each step of "
+    "the window; or the window's last step.",
+)
 
 selection_options = together(
     click.option("--lags", metavar="LAGS", help="Only these lags: 3, 0,1,5, or 0:24 (both included)."),
     click.option("--features", metavar="NAMES", multiple=True, help="Only these features. May be repeated."),
     click.option("--outputs", metavar="NAMES", multiple=True, help="Only these outputs. May be repeated."),
     click.option("--output-steps", metavar="STEPS", help="Only these output steps, written like lags."),
+    ALIGN,
     click.option("--site", "sites", multiple=True, metavar="NAME", help="Only this site. May be repeated."),
     click.option(
         "--columns",
@@ -221,7 +228,7 @@ def _by(names: tuple[str, ...], sites: tuple[str, ...], *, last: bool = False) -
 
 def _selected(asked: dict[str, Any]) -> dict[str, Any]:
     names = {name: list(asked.pop(name)) or None for name in ("features", "outputs")}
-    return {"lags": asked.pop("lags"), "output_steps": asked.pop("output_steps"), **names}
+    return {name: asked.pop(name) for name in ("lags", "output_steps", "align")} | names
 
 
 def _options(statistic: str, asked: dict[str, Any]) -> dict[str, Any]:

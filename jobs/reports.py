@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from .commands import errors_explained
-from .questions import RUN, damage_refused
+from .questions import ALIGN, RUN, damage_refused
 
 
 @click.command()
@@ -29,8 +29,9 @@ from .questions import RUN, damage_refused
     metavar="WHERE",
     help="What computes it, as for query: threads, tcp://10.0.0.5:8786, ray.",
 )
+@ALIGN
 @errors_explained
-def report(run: str, output: Path | None, force: bool, memory: str, scheduler: str) -> None:
+def report(run: str, output: Path | None, force: bool, memory: str, scheduler: str, align: str | None) -> None:
     """RUN as one HTML page that stands on its own: findings, pictures, tables, facts.
 
     Also of a run that is not complete. It loads nothing from anywhere, and has light and dark colours.
@@ -43,5 +44,6 @@ def report(run: str, output: Path | None, force: bool, memory: str, scheduler: s
 
     opened = Run.open(run)
     with damage_refused(run), on(scheduler):
-        written = write(opened, output or Path(f"{name_of(opened)}.html"), memory=parse_bytes(memory), force=force)
+        file = output or Path(f"{name_of(opened)}.html")
+        written = write(opened, file, memory=parse_bytes(memory), force=force, align=align)
     click.echo(str(written))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 RowsOf = Literal["outputs", "vectors", "directions", "derivatives"]
 Way = Literal["together", "side by side", "one by one"]
+AtSteps = Literal["no", "causal", "acausal"]
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,9 @@ class CallFacts:
 class ModelFacts(CallFacts):
     """The same with names: input `(lag, feature)` or flat, target `(output_step, output)`; what a plan needs.
 
-    variables: of the store, the product first. labels: that the loss is of, where one is differentiated.
+    variables: of the store, the product first. labels: that the loss is of, where one is differentiated. at_steps:
+    whether each output step is a step of the source: "causal" where it depends on inputs up to that step alone,
+    "acausal" where it may depend on later ones, "no" for others, such as steps of the future.
     """
 
     length: int
@@ -232,6 +235,12 @@ class ModelFacts(CallFacts):
     outputs: tuple[str, ...]
     variables: tuple[Variable, ...]
     labels: Labels | None = None
+    at_steps: AtSteps = "no"
+
+    @property
+    def step_lags(self) -> tuple[int, ...]:
+        """How far each output's own step lies back from the source's last one; empty where outputs are not at steps."""
+        return () if self.at_steps == "no" else tuple(self.source.shape[0] - 1 - step for step in self.output_at)
 
     @property
     def window_bytes(self) -> int:

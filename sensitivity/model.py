@@ -20,6 +20,7 @@ from .heads import heads, joined, labels, require_batched, require_floating, sel
 from .job import Job
 from .labels import labels_of
 from .layers import keras, moments_exact, outputs_of, steps_folded
+from .own_steps import at_steps
 from .packing import LOSS, Packing, as_text, innermost
 from .precision import said
 from .products.jacobian import Jacobian
@@ -123,9 +124,12 @@ def described(
     length, shape, packing = windows_taken(model, windows, features, columns)
     call, steps, names = _run_once(model, shape, of, wrt, dtype, packing=packing, **wanted)
     chosen = call.selection
+    target = target_of(model, call, of)
+    own = at_steps(target.model, of, target.at, call, steps)
     outputs = names if chosen.channels is None else tuple(names[channel] for channel in chosen.channels)
     steps = steps if chosen.steps is None else len(chosen.steps)
-    return ModelFacts(**vars(call), length=length, features=features, output_steps=steps, outputs=outputs, variables=())
+    more: dict[str, Any] = {"length": length, "features": features, "output_steps": steps, "outputs": outputs}
+    return ModelFacts(**vars(call), **more, variables=(), at_steps=own)
 
 
 def described_job(model: keras.Model, job: Job, survey: Survey) -> ModelFacts:

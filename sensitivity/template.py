@@ -45,8 +45,9 @@ def write_template(
         size, steps = (
             (layout.shard_windows, variable.cut_size) if number else (layout.chunk_windows, layout.chunk_steps)
         )
-        std = " input_std" if "feature" in variable.dim_names else ""
-        _create(group, variable, layout.windows, (size, *variable.chunk(steps)), facts.dtype, f"skipped{std}{site}")
+        beside = [name for name, one in labels.coords.items() if not one.dims or {*one.dims} < {*variable.dim_names}]
+        named = " ".join(["skipped", *(name for name in ("input_std", "step_lag") if name in beside)]) + site
+        _create(group, variable, layout.windows, (size, *variable.chunk(steps)), facts.dtype, named)
     _write_labels(group, survey, windows, facts.missing(survey))
     with warnings.catch_warnings():  # outside the v3 specification, but a plain open_zarr warns without it
         warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
@@ -62,7 +63,19 @@ def _fixed_labels(survey: Survey, facts: ModelFacts, product: Product) -> xr.Dat
     if "feature" in every:
         std = {"long_name": "standard deviation of the feature over the series"}
         coords["input_std"] = ("feature", np.array(survey.std)[facts.source_columns], std)
+    if facts.step_lags and {"output_step", "lag"} <= {*facts.variables[0].dim_names}:
+        coords["step_lag"] = ("output_step", np.array(facts.step_lags), _step_note(facts))
     return xr.Dataset(coords=coords)
+
+
+def _step_note(facts: ModelFacts) -> dict[str, Any]:
+    """What answers need to count lags from each output's own step."""
+    return {
+        "long_name": "lag of the output's own step, counted back from the window's last step",
+        "steps": facts.source.shape[0],
+        "sees": "earlier" if facts.at_steps == "causal" else "all",
+        "lags_from": "output" if facts.by_output_step else "window",
+    }
 
 
 def _label(dim: str, size: int, survey: Survey, facts: ModelFacts, product: Product) -> tuple[Any, ...]:

@@ -11,7 +11,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from ..errors import Refused
-from ..query import select, statistic
+from ..query import statistic
+from ..query.alignment import aligned, counts_from
 from ..query.ask import MEMORY, answers, put, question
 from ..query.conditions import By
 from ..query.opening import LABEL_BLOCK
@@ -39,8 +40,8 @@ def _by_month(dataset: xr.Dataset, how: dict[str, Any]) -> By:
 
 def _by_time(dataset: xr.Dataset, how: dict[str, Any]) -> By:
     """As many bins as a page and half of the memory have room for."""
-    selection = {key: how.get(key) for key in ("lags", "features", "outputs", "output_steps")}
-    reading = question(select(dataset, **selection), (statistic("mean-abs"),)).reading
+    selection = {key: how.get(key) for key in ("align", "lags", "features", "outputs", "output_steps")}
+    reading = question(aligned(dataset, **selection)[0], (statistic("mean-abs"),)).reading
     memory = how.get("memory", MEMORY)
     room = (memory if isinstance(memory, int) else parse_bytes(memory)) // (2 * reading.held_bytes())
     return times.time_bins(dataset, max(1, min(times.BINS, room)))
@@ -95,9 +96,9 @@ def wanted(
 ) -> dict[str, Any]:
     """What these pictures are drawn from, by kind, lazy: `dask.compute` reads each block once for them all.
 
-    dataset: a run's. asking: as `query.ask` has it (where, lags, features, outputs, output_steps, memory). time: of
-    the last step of the window that "window" shows. against: the dataset that "comparison" sets beside this one, and
-    names: what the two are called.
+    dataset: a run's. asking: as `query.ask` has it (where, lags, features, outputs, output_steps, memory, align).
+    time: of the last step of the window that "window" shows. against: the dataset that "comparison" sets beside this
+    one, and names: what the two are called.
     """
     for name in kinds:
         _require(dataset, name, against)
@@ -110,12 +111,24 @@ def wanted(
     for one in _asked(dataset, asked):
         found |= one
     if "window" in kinds:
-        own = ("where", "lags", "features", "outputs", "output_steps")
+        own = ("where", "align", "lags", "features", "outputs", "output_steps")
         found["window"] = window.story(dataset, time=time, **{key: asking[key] for key in own if key in asking})
     if "comparison" in kinds:
         both = [_asked(one, [(["comparison"], None, _unsure(asking))])[0]["comparison"] for one in (dataset, against)]
+        _require_same_lags(*both)
         found["comparison"] = comparison.side_by_side(both, names)
     return {name: found[name] for name in kinds}
+
+
+def _require_same_lags(*both: xr.Dataset) -> None:
+    first, second = (counts_from(found["mean_abs"]) for found in both)
+    if first != second and first and second:
+        raise Refused(
+            "against",
+            given=f"a run whose lags count from the {second}, beside one whose lags count from the {first}",
+            allowed="two whose lags count from the same step",
+            remedy='draw both with align="window"',
+        )
 
 
 def possible(dataset: xr.Dataset, kinds: Sequence[str] = tuple(KINDS), **how: Any) -> list[str]:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from ..query.alignment import counts_from
 from ..query.sums import CELL
 from . import look
 from .bands import BAND
@@ -124,7 +125,10 @@ def draw_steps(found: xr.Dataset, figure: Figure, top: int | None = None) -> Non
         axes.yaxis.set_major_formatter(lambda place, _: str(steps[int(place)]) if 0 <= place < len(steps) else "")
     axes.set_ylabel("output step")
     parts = [look.windows(found), look.of_features(found), look.averaged(found.isel(output_step=[0]))]
-    look.title(figure, heading(found, "steps", output=look.output(found)), *parts, look.holes(values.values))
+    grey = look.holes(values.values)
+    if grey and counts_from(found) == "output":
+        grey = "grey: the window has no such lag of that step"
+    look.title(figure, heading(found, "steps", output=look.output(found)), *parts, grey)
 
 
 def draw_months(found: xr.Dataset, figure: Figure, top: int | None = None) -> None:

@@ -14,40 +14,57 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import Refused
-from ..query import select, with_inputs
+from ..query import with_inputs
+from ..query.alignment import Alignment, aligned
 from ..query.conditions import holding
 from ..query.passes import canonical
+from ..query.roles import roles_of
 from . import look
 from .terms import terms_of
 
 ROWS = 6
 
 
-def story(dataset: xr.Dataset, *, time: Any = None, where: str | None = None, **chosen: Any) -> xr.Dataset:
-    """One window, lazy: `jacobian`, `prediction`, its labels and, of a run, `input`; lags, features, … as in `select`.
+def story(
+    dataset: xr.Dataset, *, time: Any = None, where: str | None = None, align: str | None = None, **chosen: Any
+) -> xr.Dataset:
+    """One window, lazy: `jacobian`, `prediction`, its labels and, of a run, `input`; align, lags, … as in `query.ask`.
 
     That with this time of its last step; without one, that with the largest |J| × the input's standard deviation,
     found in one pass over the store.
     """
-    whole = canonical(select(dataset, **chosen), inputs=False)
-    index = _at(whole, time) if time is not None else _largest(whole, where)
-    told = dask.delayed(partial(_told, whole), pure=False)(index)
-    shape = _shape(whole)
+    part, alignment = aligned(dataset, align, **chosen)
+    whole = canonical(part, inputs=False)
+    reads = None if alignment is None else alignment.reads
+    index = _at(whole, time) if time is not None else _largest(whole, where, reads)
+    told = dask.delayed(partial(_told, whole, alignment), pure=False)(index)
+    shape = _shape(whole, alignment)
     made = {name: (one.dims, _lazy(told, name, one.shape, one.dtype)) for name, one in shape.variables.items()}
-    kept = {dim: shape[dim].variable for dim in shape.dims if dim in shape.coords}
+    kept = {name: shape[name].variable for name in (*shape.dims, "input_std") if name in shape.coords}
     facts = {"windows": dataset.sizes["time"], "chosen": "largest" if time is None else "time"}
-    facts |= {key: value for key, value in whole.attrs.items() if key == "roles"}
-    return xr.Dataset(made | kept).assign_coords(_std(whole)).assign_attrs(facts | _units(dataset))
+    facts |= {key: value for key, value in shape.attrs.items() if key == "roles"}
+    return xr.Dataset(made | kept).set_coords([*kept]).assign_attrs(facts | _units(dataset))
 
 
-def _shape(dataset: xr.Dataset) -> xr.Dataset:
+def _shape(dataset: xr.Dataset, alignment: Alignment | None) -> xr.Dataset:
     """What any of its windows has, with inputs where they may be had."""
     one = dataset.isel(time=slice(0, 1))
     try:
         one = with_inputs(one)
     except Refused:
         pass
-    return one.isel(time=0, missing_dims="ignore").drop_vars(["input_std", "window"], errors="ignore")
+    one = one.isel(time=0, missing_dims="ignore").drop_vars("window", errors="ignore")
+    one = _moved(xr.zeros_like(one), alignment)
+    return one.assign_coords({name: one[name].load() for name in ("input_std",) if name in one.coords})
+
+
+def _moved(window: xr.Dataset, alignment: Alignment | None) -> xr.Dataset:
+    """By the lags of the picture."""
+    if alignment is None:
+        return window
+    roles = roles_of(window)
+    found = alignment.of_cells(window, roles)
+    return found.assign_attrs(roles=alignment.roles(roles)) if "roles" in window.attrs else found
 
 
 def _lazy(told: Any, name: Any, shape: tuple[int, ...], dtype: Any) -> da.Array:
@@ -57,10 +74,6 @@ def _lazy(told: Any, name: Any, shape: tuple[int, ...], dtype: Any) -> da.Array:
 def _part(told: xr.Dataset, name: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """NaN for inputs that turn out not to be had."""
     return np.asarray(told[name].values, dtype) if name in told else np.full(shape, np.nan, dtype)
-
-
-def _std(dataset: xr.Dataset) -> dict[str, Any]:
-    return {"input_std": ("feature", dataset["input_std"].values)} if "input_std" in dataset.coords else {}
 
 
 def _units(dataset: xr.Dataset) -> dict[str, Any]:
@@ -93,9 +106,13 @@ def _shown(time: Any) -> str:
     return np.datetime_as_string(time, "auto") if time.dtype.kind == "M" else str(time)
 
 
-def _largest(dataset: xr.Dataset, where: str | None) -> da.Array:
-    """The number of the window with the largest |J| × std, lazily; the first where none has any."""
+def _largest(dataset: xr.Dataset, where: str | None, reads: np.ndarray | None) -> da.Array:
+    """The number of the window with the largest |J| × std, lazily; the first where none has any. reads: which entries
+    count, bool `(output_step, lag)`; None: all.
+    """
     jacobian = dataset["jacobian"].data
+    if reads is not None:
+        jacobian = da.where(da.asarray(reads)[:, None, :, None], jacobian, jacobian.dtype.type(0))
     std = dataset["input_std"].values if "input_std" in dataset.coords else 1.0
     sizes = da.map_blocks(
         _sizes, jacobian, std=std, drop_axis=[2, 3, 4], dtype=jacobian.dtype, meta=np.empty((0, 0), jacobian.dtype)
@@ -111,13 +128,14 @@ def _sizes(block: np.ndarray, std: Any) -> np.ndarray:
     return np.where(np.isfinite(sizes), sizes, -1).max(axis=(2, 3, 4), initial=-1)
 
 
-def _told(dataset: xr.Dataset, index: Any) -> xr.Dataset:
+def _told(dataset: xr.Dataset, alignment: Alignment | None, index: Any) -> xr.Dataset:
     """The window itself, read where the task runs, without inputs where these are not to be had."""
     one = dataset.isel(time=[int(index)])
     try:
-        return with_inputs(one).isel(time=0).compute(scheduler="synchronous")
+        one = with_inputs(one).isel(time=0).compute(scheduler="synchronous")
     except Refused:
-        return one.isel(time=0).compute(scheduler="synchronous")
+        one = one.isel(time=0).compute(scheduler="synchronous")
+    return _moved(one, alignment)
 
 
 def draw_window(found: xr.Dataset, figure: Figure, top: int | None = None) -> None:
@@ -127,14 +145,15 @@ def draw_window(found: xr.Dataset, figure: Figure, top: int | None = None) -> No
     """
     scaled = look.newest_last(look.scaled(found, "jacobian"))
     target = _target(scaled)
-    values = scaled.isel(target)
+    values = _there(scaled.isel(target))
     order, others = look.most(values, top or ROWS)
     path, labels = _outputs(found), look.names(values.isel(feature=order))
     rows = len(order) + (path is not None)
     figure.set_size_inches(look.WIDTH, 1.6 + 1.05 * max(rows, 2))
     grid = figure.subplots(rows, 2 if _has_input(found) else 1, squeeze=False)
     for row, feature in enumerate(order):
-        _row(grid[row], found.isel(target), values.isel(feature=feature), look.largest(values.values))
+        one = found.isel(target).sel(lag=values["lag"])
+        _row(grid[row], one, values.isel(feature=feature), look.largest(values.values))
         grid[row, 0].set_title(labels[row], loc="left")
     _share_lags(grid[: len(order)], values["lag"])
     if _has_input(found):
@@ -154,6 +173,12 @@ def _target(scaled: xr.DataArray) -> dict[str, int]:
     sizes = abs(scaled).fillna(-1).max(["lag", "feature"]).transpose("output_step", "output")
     step, output = np.unravel_index(int(sizes.values.argmax()), sizes.shape)
     return {"output_step": int(step), "output": int(output)}
+
+
+def _there(values: xr.DataArray) -> xr.DataArray:
+    """Without lags that the target does not have, where it has any."""
+    there = values.notnull().any("feature").values
+    return values.isel(lag=there) if there.any() else values
 
 
 def _row(panels: np.ndarray, found: xr.Dataset, values: xr.DataArray, high: float) -> None:

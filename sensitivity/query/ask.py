@@ -11,11 +11,11 @@ import xarray as xr
 from ..errors import Refused
 from ..sections import parse_bytes
 from . import screening, statistics, subspace
+from .alignment import aligned
 from .conditions import By
 from .intervals import Sure
 from .question import Question, answered_together, question
 from .roles import restored
-from .selection import select
 from .statistics import Statistic
 
 FACTORIES: dict[str, Callable[..., Statistic]] = {
@@ -60,6 +60,7 @@ def ask(
     ci: float | None = None,
     seed: int = 0,
     memory: str | int = MEMORY,
+    align: str | None = None,
 ) -> dict[str, xr.Dataset]:
     """Any set of statistics of a run's dataset in one pass over its store: lazy datasets by the statistics' names.
 
@@ -73,12 +74,14 @@ def ask(
     ci: level of confidence intervals, such as 0.9: `NAME_low` and `NAME_high` beside every variable but counts and
         extremes, by a block bootstrap that respects serial dependence, drawn from `seed`.
     memory: what sums may take, in bytes or as "2GB". Raises `Refused` where they would take more.
+    align: what lags count back from: "output", the output's own step, or "window", the window's last one. By default
+        the first where outputs stand at steps of the window: then only entries that exist count, and others are NaN.
 
     Each dataset has `count`: how many windows its values are from, which are those that are committed, whole, and
     chosen. The attribute `windows` says how many the dataset has, `committed` how many of these are committed.
     """
     how = {"by": by, "where": where, "lags": lags, "features": features, "outputs": outputs}
-    how |= {"output_steps": output_steps, "ci": ci, "seed": seed, "memory": memory}
+    how |= {"output_steps": output_steps, "ci": ci, "seed": seed, "memory": memory, "align": align}
     return ask_together(dataset, [{"names": names, **how}])[0]
 
 
@@ -115,6 +118,7 @@ def put(
     ci: float | None = None,
     seed: int = 0,
     memory: str | int = MEMORY,
+    align: str | None = None,
 ) -> Question:
     """One question, its arguments as of `ask`, with nothing read but what bins need. Raises `Refused` as `ask` does."""
     chosen = tuple(statistic(name) if isinstance(name, str) else name for name in names)
@@ -122,8 +126,8 @@ def put(
         given = ", ".join(one.name for one in chosen)
         raise Refused("names", given=given, allowed="each statistic once", remedy="ask twice, with ask_together")
     room = memory if isinstance(memory, int) else parse_bytes(memory)
-    part = select(dataset, lags, features, outputs, output_steps)
-    return question(part, chosen, by, where, None if ci is None else Sure(ci, seed), room)
+    part, alignment = aligned(dataset, align, lags, features, outputs, output_steps)
+    return question(part, chosen, by, where, None if ci is None else Sure(ci, seed), room, alignment=alignment)
 
 
 def facts(dataset: xr.Dataset) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,14 +12,14 @@ import xarray as xr
 
 from ..errors import Refused
 from ..sections import parse_bytes
+from .alignment import Alignment, aligned
 from .ask import MEMORY, ask, facts, statistic
 from .conditions import By, groupings, listed
 from .intervals import LEAF, LEAVES, Sure, answered, changing, shaped
-from .passes import as_dataset, sums_together
+from .passes import sums_together
 from .periods import span_of
-from .question import Question, lazily, question
+from .question import Answers, Question, lazily, question
 from .roles import restored, roles_of
-from .selection import select
 from .statistics import EXTREMES, Statistic
 from .sums import Part
 
@@ -85,6 +86,7 @@ def compare(
     ci: float | None = None,
     seed: int = 0,
     memory: str | int = MEMORY,
+    align: str | None = None,
 ) -> xr.Dataset:
     """A statistic of one run less that of another, such as of two models, or of one in two periods: lazy.
 
@@ -93,15 +95,19 @@ def compare(
     features, outputs or output steps, count lags from something else, or one has dates and the other has none.
     """
     base = statistic(of) if isinstance(of, str) else of
-    parts = [select(one, lags, features, outputs, output_steps) for one in (a, b)]
-    _require_comparable(*parts)
+    parts, alignments = zip(
+        *(aligned(one, align, lags, features, outputs, output_steps) for one in (a, b)), strict=True
+    )
+    _require_comparable(
+        *(part if own is None else own.relabelled(part) for part, own in zip(parts, alignments, strict=True))
+    )
     room = (memory if isinstance(memory, int) else parse_bytes(memory)) // 2
     sure = None if ci is None else Sure(ci, seed)
-    asked = _questions(parts, base, by, where, sure, room)
+    asked = _questions(parts, alignments, base, by, where, sure, room)
     _require_same_bins(by, *asked)
     made = _less(base, WHICH, (0, 1))
-    answers = _Compared(made, [_labels(one) for one in asked], sure)
-    shape = _Compared(made, [_labels(one, apart=False) for one in asked])(*(one.reading.nothing() for one in asked))
+    answers = _Compared(made, [one.answers for one in asked], sure)
+    shape = _Compared(made, [_whole(one) for one in asked])(*(one.reading.nothing() for one in asked))
     shapes = shape if sure is None else [shaped(made, shape[0], sure)]
     found = lazily(answers, sums_together([one.reading for one in asked]), shapes)[0].assign_attrs(asked[0].roles)
     sides = {f"{name}_{side}": value for side, one in (("a", a), ("b", b)) for name, value in facts(one).items()}
@@ -109,20 +115,26 @@ def compare(
 
 
 def _questions(
-    parts: list[xr.Dataset], base: Statistic, by: By, where: str | None, sure: Sure | None, room: int
+    parts: Sequence[xr.Dataset],
+    alignments: Sequence[Alignment | None],
+    base: Statistic,
+    by: By,
+    where: str | None,
+    sure: Sure | None,
+    room: int,
 ) -> list[Question]:
     """With the same leaves: the finest that both have room for."""
-    span = span_of(*parts)
-    asked = [question(one, (base,), by, where, sure, room, LEAVES[0], span) for one in parts]
+    span, pairs = span_of(*parts), list(zip(parts, alignments, strict=True))
+    asked = [question(one, (base,), by, where, sure, room, LEAVES[0], span, own) for one, own in pairs]
     if sure is not None:
         finest = min(len(one.groupings[-1].labels) for one in asked)
-        asked = [question(one, (base,), by, where, sure, room, finest, span) for one in parts]
+        asked = [question(one, (base,), by, where, sure, room, finest, span, own) for one, own in pairs]
     return asked
 
 
-def _labels(asked: Question, *, apart: bool = True) -> xr.Dataset:
-    kept = asked if apart else replace(asked, groupings=tuple(one for one in asked.groupings if one.name != LEAF))
-    return kept.answers.labels
+def _whole(asked: Question) -> Answers:
+    """Answers of all leaves together."""
+    return replace(asked, groupings=tuple(one for one in asked.groupings if one.name != LEAF)).answers
 
 
 @dataclass(frozen=True)
@@ -130,11 +142,11 @@ class _Compared:
     """The difference made of the sums of two runs."""
 
     statistic: Statistic
-    labels: list[xr.Dataset]
+    runs: list[Answers]
     sure: Sure | None = None
 
     def __call__(self, a: list[Part], b: list[Part]) -> list[xr.Dataset]:
-        sides = [as_dataset(parts, labels) for parts, labels in zip((a, b), self.labels, strict=True)]
+        sides = [one.sums(parts) for parts, one in zip((a, b), self.runs, strict=True)]
         empty = {
             "least": np.inf,
             "largest": -np.inf,
@@ -146,8 +158,11 @@ class _Compared:
         if "input_std" in sums:
             sums = sums.set_coords("input_std")
         if self.sure is None:
-            return [self.statistic.finish(sums)]
-        return [answered(self.statistic, sums, self.sure)]
+            return [self._blanked(self.statistic.finish(sums))]
+        return [self._blanked(answered(self.statistic, sums, self.sure))]
+
+    def _blanked(self, answer: xr.Dataset) -> xr.Dataset:
+        return self.runs[1].blanked(self.runs[0].blanked(answer))
 
 
 def _require_comparable(a: xr.Dataset, b: xr.Dataset) -> None:

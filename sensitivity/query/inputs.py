@@ -42,7 +42,7 @@ def with_inputs(dataset: xr.Dataset) -> xr.Dataset:
     features = np.atleast_1d(dataset["feature"].values).tolist()
     lags = np.atleast_1d(dataset["lag"].values).tolist()
     by_step = "output_step" in roles_of(dataset).dims and _by_output_step(run)
-    steps = np.atleast_1d(dataset["output_step"].values).tolist() if by_step else [None]
+    steps: list[int | None] = _positions(dataset, run) if by_step else [None]
     dims: tuple[str, ...] = ("time", "output_step", "lag", "feature")
     blocks = _inputs(dataset, run, steps, lags, features)
     if not by_step:
@@ -50,6 +50,13 @@ def with_inputs(dataset: xr.Dataset) -> xr.Dataset:
     array = xr.DataArray(blocks, dims=dims, attrs={"long_name": "input of the model, in units of the series"})
     gone = [dim for dim in dims if dim not in dataset[main_of(dataset)].dims]
     return dataset.assign(input=array.squeeze(gone, drop=True))
+
+
+def _positions(dataset: xr.Dataset, run: Run) -> list[int | None]:
+    """The steps of the window that outputs stand at."""
+    if "step_lag" not in dataset.coords:
+        return np.atleast_1d(dataset["output_step"].values).tolist()
+    return (run.windows.length - 1 - np.atleast_1d(dataset["step_lag"].values)).tolist()
 
 
 def newest(dataset: xr.Dataset, feature: str) -> da.Array:

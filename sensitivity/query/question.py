@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dask
@@ -12,10 +12,11 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
+from .alignment import Alignment
 from .conditions import By, Grouping, groupings, holding
 from .intervals import FACTS, LEAF, LEAVES, Span, Sure, answered, leaves, overlap, shaped
 from .passes import Pass, as_dataset, canonical, combined, labels_of, sums_together
-from .roles import roles_of
+from .roles import Roles, roles_of
 from .statistics import Statistic
 from .sums import INPUTS, Part
 
@@ -25,7 +26,7 @@ COPIES = 2  # of what leaves hold, while it is resampled
 @dataclass(frozen=True)
 class Question:
     """Statistics of a dataset's windows, by groups. The dataset is `canonical`; codes are those of `combined`; overlap:
-    leaves that a window spans.
+    leaves that a window spans; alignment: where entries stand by the lags of answers, None: as in the dataset.
     """
 
     dataset: xr.Dataset
@@ -34,6 +35,7 @@ class Question:
     codes: da.Array
     sure: Sure | None = None
     overlap: int = 1
+    alignment: Alignment | None = None
 
     @property
     def reading(self) -> Pass:
@@ -44,18 +46,21 @@ class Question:
     @property
     def answers(self) -> Answers:
         labels = labels_of(self.dataset, self.groupings).assign_attrs(overlap=self.overlap)
-        return Answers(self.statistics, labels, self.sure)
+        return Answers(self.statistics, labels, self.sure, self.alignment, roles_of(self.dataset))
 
     @property
     def roles(self) -> dict[str, Any]:
         """What its answers have to know to get the dims of the store back."""
-        return {key: value for key, value in self.dataset.attrs.items() if key == "roles"}
+        if "roles" not in self.dataset.attrs:
+            return {}
+        roles = self.dataset.attrs["roles"]
+        return {"roles": roles if self.alignment is None else self.alignment.roles(roles)}
 
     @property
     def shapes(self) -> list[xr.Dataset]:
         """Of the answers: what those of no windows look like."""
         apart = tuple(grouping for grouping in self.groupings if grouping.name != LEAF)
-        empty = Answers(self.statistics, labels_of(self.dataset, apart))(self.reading.nothing())
+        empty = replace(self.answers, labels=labels_of(self.dataset, apart), sure=None)(self.reading.nothing())
         if self.sure is None:
             return empty
         return [shaped(one, shape, self.sure) for one, shape in zip(self.statistics, empty, strict=True)]
@@ -67,13 +72,24 @@ class Answers:
 
     statistics: tuple[Statistic, ...]
     labels: xr.Dataset
-    sure: Sure | None = None
+    sure: Sure | None
+    alignment: Alignment | None
+    roles: Roles
 
     def __call__(self, parts: Sequence[Part]) -> list[xr.Dataset]:
-        sums = as_dataset(parts, self.labels)
+        sums = self.sums(parts)
         if self.sure is None:
-            return [one.finish(sums) for one in self.statistics]
-        return [answered(one, sums[list(one.needs)], self.sure) for one in self.statistics]
+            return [self.blanked(one.finish(sums)) for one in self.statistics]
+        return [self.blanked(answered(one, sums[list(one.needs)], self.sure)) for one in self.statistics]
+
+    def sums(self, parts: Sequence[Part]) -> xr.Dataset:
+        """By the lags of the answers."""
+        found = as_dataset(parts, self.labels)
+        return found if self.alignment is None else self.alignment.of_sums(found, self.roles)
+
+    def blanked(self, answer: xr.Dataset) -> xr.Dataset:
+        """With NaN for entries that do not exist."""
+        return answer if self.alignment is None else self.alignment.blanked(answer)
 
 
 def question(
@@ -85,6 +101,7 @@ def question(
     memory: float = math.inf,
     finest: int = LEAVES[0],
     span: Span | None = None,
+    alignment: Alignment | None = None,
 ) -> Question:
     """The question, with the finest leaves that there is room for, `finest` at most, over a `span` of time.
 
@@ -99,13 +116,13 @@ def question(
     holds = None if where is None else holding(whole, where)
     like = whole["jacobian"].data
     if sure is None:
-        found = Question(whole, chosen, groups, combined(groups, holds, like))
+        found = Question(whole, chosen, groups, combined(groups, holds, like), alignment=alignment)
         found.reading.require_room(memory)
         return found
     for count in (count for count in LEAVES if count <= finest):
         leaf = leaves(whole, count, span)
         apart = (*groups, leaf)
-        found = Question(whole, chosen, apart, combined(apart, holds, like), sure, overlap(whole, leaf))
+        found = Question(whole, chosen, apart, combined(apart, holds, like), sure, overlap(whole, leaf), alignment)
         if COPIES * found.reading.held_bytes(count) <= memory:
             return found
     found.reading.require_room(memory / COPIES, count)

@@ -119,9 +119,10 @@ def _importance(sums: xr.Dataset) -> xr.Dataset:
 
 
 def _effective_memory(sums: xr.Dataset, held: Sequence[float]) -> xr.Dataset:
-    newest_first = _over(sums["total_abs"], sums["count"]).sortby("lag").fillna(0)
+    mean_abs = _over(sums["total_abs"], sums["count"]).sortby("lag")
+    newest_first, there = mean_abs.fillna(0), mean_abs.notnull()
     share = newest_first.cumsum("lag") / newest_first.sum("lag")
-    lags = [(share < part * (1 - 1e-12)).sum("lag") + 1 for part in held]
+    lags = [((share < part * (1 - 1e-12)) & there).sum("lag") + 1 for part in held]
     found = xr.concat(lags, xr.Variable("held", list(held))).transpose(..., "held")
     return xr.Dataset({"count": sums["count"].max("lag"), "effective_memory": found.where(share.notnull().all("lag"))})
 

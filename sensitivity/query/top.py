@@ -14,9 +14,9 @@ import xarray as xr
 
 from ..errors import Refused
 from ..site_index import SiteIndex
+from .alignment import Alignment, aligned
 from .picking import Candidates, Rule, merged, picked, thinned
 from .roles import as_jacobian, main_of, roles_of, scale_of
-from .selection import select
 from .sums import CELL
 
 SCORES = ("max", "sum")
@@ -35,6 +35,7 @@ def top(
     outputs: str | Sequence[str] | None = None,
     output_steps: int | str | Sequence[int] | None = None,
     scaled: bool = False,
+    align: str | None = None,
 ) -> xr.Dataset:
     """The `count` windows with the highest score, at least a separation apart: the highest, then the highest among
     those far enough from it, and so on; of equal scores the window that stands first in the dataset.
@@ -50,6 +51,8 @@ def top(
     features, lags, outputs, output_steps: only these, as for `select`. None: all.
     scaled: each |J| × its feature's `input_std`, comparable between features; scores are then in units of the output,
         else of the output per unit of the feature.
+    align: what lags count back from, "output" or "window", as for `ask`. Entries that do not exist are NaN, and inputs
+        have a dim `output_step` where lags count back from the output's own step.
 
     Returns, with `rank` 1, 2, … (fewer than count where no more were found):
 
@@ -65,10 +68,11 @@ def top(
     """
     _check(count, by)
     rule, times = _rule(dataset, count, separation)
-    chosen = select(dataset, lags, features, outputs, output_steps)
+    chosen, alignment = aligned(dataset, align, lags, features, outputs, output_steps)
     weights = _weights(chosen) if scaled else None
-    picks = picked(_candidates(as_jacobian(chosen), by, scaled, times, rule), rule)
-    return _described(chosen, picks, weights)
+    reads = None if alignment is None else alignment.reads
+    picks = picked(_candidates(as_jacobian(chosen), by, scaled, times, rule, reads), rule)
+    return _described(chosen, picks, weights, alignment)
 
 
 def _check(count: int, by: str) -> None:
@@ -129,9 +133,11 @@ def _weights(dataset: xr.Dataset) -> xr.DataArray:
     raise Refused("scaled", given="True", allowed=allowed, remedy=remedy)
 
 
-def _candidates(dataset: xr.Dataset, by: str, scaled: bool, times: np.ndarray | None, rule: Rule) -> Candidates:
+def _candidates(
+    dataset: xr.Dataset, by: str, scaled: bool, times: np.ndarray | None, rule: Rule, reads: np.ndarray | None
+) -> Candidates:
     """What may be picked of all windows: each block is thinned by itself, then several together, and so on."""
-    scores = _scores(dataset, by, dataset["input_std"].values.astype(np.float64) if scaled else None).data
+    scores = _scores(dataset, by, dataset["input_std"].values.astype(np.float64) if scaled else None, reads).data
     borders = np.cumsum([0, *scores.chunks[0]]).tolist()
     numbers, edges = _sites(dataset)
     parts = []
@@ -144,13 +150,17 @@ def _candidates(dataset: xr.Dataset, by: str, scaled: bool, times: np.ndarray | 
     return dask.compute(parts[0])[0]
 
 
-def _scores(dataset: xr.Dataset, by: str, weights: np.ndarray | None) -> xr.Variable:
-    """Lazy float64 `(time)`, NaN or infinite where a value is: cut along time as `jacobian` is."""
-    jacobian = dataset["jacobian"].variable.chunk({"output": -1, "lag": -1, "feature": -1})
+def _scores(dataset: xr.Dataset, by: str, weights: np.ndarray | None, reads: np.ndarray | None) -> xr.Variable:
+    """Lazy float64 `(time)`, NaN or infinite where a value is: cut along time as `jacobian` is. reads: which entries
+    count, bool `(output_step, lag)`; None: all.
+    """
+    jacobian = dataset["jacobian"].variable.chunk({"output": -1, "lag": -1, "feature": -1}).transpose("time", *CELL)
+    count = () if reads is None else (xr.Variable(("output_step", "lag"), reads),)
     by_step = xr.apply_ufunc(
         _reduced,
-        jacobian.transpose("time", *CELL),
-        input_core_dims=[CELL[1:]],
+        jacobian,
+        *(one.chunk({"output_step": jacobian.chunksizes["output_step"]}) for one in count),
+        input_core_dims=[CELL[1:], *(["lag"] for _ in count)],
         kwargs={"by": by, "weights": weights},
         dask="parallelized",
         output_dtypes=[np.float64],
@@ -166,8 +176,10 @@ def _scores(dataset: xr.Dataset, by: str, weights: np.ndarray | None) -> xr.Vari
     )
 
 
-def _reduced(block: np.ndarray, by: str, weights: np.ndarray | None) -> np.ndarray:
-    """`(time, output_step, output, lag, feature)` → float64 `(time, output_step)`, a few windows at a time."""
+def _reduced(block: np.ndarray, reads: np.ndarray | None = None, *, by: str, weights: np.ndarray | None) -> np.ndarray:
+    """`(time, output_step, output, lag, feature)` → float64 `(time, output_step)`, a few windows at a time; of the
+    entries that `reads` `(output_step, lag)` names.
+    """
     found = np.empty(block.shape[:2])
     windows = max(1, TILE_BYTES // (8 * math.prod(block.shape[1:])))
     for start in range(0, len(block), windows):
@@ -175,6 +187,8 @@ def _reduced(block: np.ndarray, by: str, weights: np.ndarray | None) -> np.ndarr
         if weights is not None:
             with np.errstate(invalid="ignore"):  # an infinite J of a constant feature
                 tile *= weights
+        if reads is not None:
+            tile = np.where(reads[:, None, :, None], tile, 0)
         rows = tile.reshape(*tile.shape[:2], math.prod(tile.shape[2:]))
         found[start : start + windows] = getattr(rows, by)(axis=-1)
     return found
@@ -205,7 +219,9 @@ def _of_block(
     return thinned(every.at(np.flatnonzero(np.isfinite(scores))), rule)
 
 
-def _described(dataset: xr.Dataset, picks: Candidates, weights: xr.DataArray | None) -> xr.Dataset:
+def _described(
+    dataset: xr.Dataset, picks: Candidates, weights: xr.DataArray | None, alignment: Alignment | None
+) -> xr.Dataset:
     """The picked windows as a dataset along `rank`."""
     roles = roles_of(dataset)
     beside = [] if roles.plain else [str(name) for name, one in dataset.data_vars.items() if "time" in one.dims]
@@ -219,7 +235,8 @@ def _described(dataset: xr.Dataset, picks: Candidates, weights: xr.DataArray | N
     found = xr.Dataset(dict(zip(names, read, strict=True)), coords=ranked | fixed)
     if not roles.plain:
         found = found.assign_attrs(product=roles.product, dims=" ".join(roles.dims))
-    return _with_peaks(found.assign(score=("rank", picks.score)), weights).load()
+    found = found.assign(score=("rank", picks.score))
+    return _with_peaks(found if alignment is None else alignment.of_entries(found), weights).load()
 
 
 def _windows(variable: xr.Variable, windows: np.ndarray) -> xr.Variable:
@@ -235,7 +252,7 @@ def _with_peaks(found: xr.Dataset, weights: xr.DataArray | None) -> xr.Dataset:
     dims = [dim for dim in roles_of(found).dims if dim in jacobian.dims]
     jacobian = jacobian.transpose("rank", *dims)
     sizes = abs(jacobian) if weights is None else abs(jacobian) * weights
-    flat = sizes.values.reshape(len(sizes), math.prod(sizes.shape[1:]))
+    flat = np.nan_to_num(sizes.values.reshape(len(sizes), math.prod(sizes.shape[1:])), nan=-1.0)
     at = dict(zip(dims, np.unravel_index(flat.argmax(axis=1), sizes.shape[1:]), strict=True))
     peak = jacobian.isel({dim: xr.Variable("rank", places) for dim, places in at.items()})
     labels = {f"at_{dim}": ("rank", jacobian[str(dim)].values[places]) for dim, places in at.items()}

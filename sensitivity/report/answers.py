@@ -20,6 +20,7 @@ from ..errors import Refused
 from ..plots import bands
 from ..plots.terms import TERMS, Terms, terms_of
 from ..query import top
+from ..query.alignment import aligned, counts_from
 from ..query.ask import answers, put
 from ..query.conditions import Grouping
 from ..query.inputs import time_blocks
@@ -68,6 +69,11 @@ class Answers:
         return {IN_WORDS.get(name, name): why for name, why in self.refused.items() if why.key == "memory"}
 
     @property
+    def by_own_step(self) -> bool:
+        """Whether lags count back from each output's own step."""
+        return "mean-abs" in self and counts_from(self["mean-abs"]) == "output"
+
+    @property
     def said(self) -> bool:
         """Whether there is any derivative to speak of."""
         return "mean-abs" in self and bool(self["mean-abs"]["mean_abs"].notnull().any())
@@ -105,13 +111,16 @@ pooled = Statistic("pooled", _NEEDS, _pooled)
 signs = Statistic("signs", ("count", "positive", "negative"), _signs)
 
 
-def answers_of(dataset: xr.Dataset, memory: str | int = MEMORY) -> Answers:
-    """All of them: one pass over the store for sums, one for the windows that stand out."""
+def answers_of(dataset: xr.Dataset, memory: str | int = MEMORY, align: str | None = None) -> Answers:
+    """All of them: one pass over the store for sums, one for the windows that stand out. align: as `query.ask` has it.
+    Raises `Refused` where lags cannot count from there.
+    """
+    aligned(dataset, align)
     room = (memory if isinstance(memory, int) else parse_bytes(memory)) // len(IN_WORDS)
     own = terms_of(dataset)
     scaled = scale_of(dataset) is not None
     found, asked = Answers(terms=own, scaled=own.plain or scaled), dict[str, Question]()
-    for name, ways in _questions(dataset, room):
+    for name, ways in _questions(dataset, room, align):
         try:
             asked[name] = _first(ways)
         except Refused as refusal:
@@ -122,9 +131,9 @@ def answers_of(dataset: xr.Dataset, memory: str | int = MEMORY) -> Answers:
             found.found[name if name in OWN else statistic] = _dressed(dataset, one)
     if not found.said:
         return found
-    moments = top(dataset, MOMENTS, scaled=scaled)
+    moments = top(dataset, MOMENTS, scaled=scaled, align=align)
     if moments.sizes["rank"]:
-        found.found |= {"moments": moments, "window": _first_of(moments, dataset)}
+        found.found |= {"moments": moments, "window": _first_of(moments, dataset, align)}
     return found
 
 
@@ -138,19 +147,20 @@ def _first(ways: Sequence[Callable[[], Question]]) -> Question:
     return ways[-1]()
 
 
-def _questions(dataset: xr.Dataset, room: int) -> Iterator[tuple[str, list[Callable[[], Question]]]]:
+def _questions(dataset: xr.Dataset, room: int, align: str | None) -> Iterator[tuple[str, list[Callable[[], Question]]]]:
     """By name, what to ask: first what says most, then what takes less."""
 
     def asking(*names: str | Statistic, **how: Any) -> Callable[[], Question]:
-        return partial(put, dataset, names, memory=room, **how)
+        return partial(put, dataset, names, memory=room, align=align, **how)
 
     def picture(kind: str) -> Question:
         by = plots.KINDS[kind].by
         assert by is not None
-        return put(dataset, ["mean-abs"], by=by(dataset, {"memory": room}), memory=room)
+        how: dict[str, Any] = {"memory": room, "align": align}
+        return put(dataset, ["mean-abs"], by=by(dataset, how), **how)
 
     def by_site(most: int) -> Question:
-        return put(dataset, ["mean-abs"], by=_sites(dataset, most), memory=room)
+        return put(dataset, ["mean-abs"], by=_sites(dataset, most), memory=room, align=align)
 
     whole = ("importance", "mean-abs")
     few = math.prod(dataset[main_of(dataset)].shape[1:]) <= SURE_CELLS
@@ -163,12 +173,12 @@ def _questions(dataset: xr.Dataset, room: int) -> Iterator[tuple[str, list[Calla
         yield "sites", [partial(by_site, most) for most in SITES]
 
 
-def _first_of(moments: xr.Dataset, dataset: xr.Dataset) -> xr.Dataset:
+def _first_of(moments: xr.Dataset, dataset: xr.Dataset, align: str | None) -> xr.Dataset:
     """The first moment, as the picture of a window takes it."""
     first = moments.isel(rank=0)
     part = dataset.sel(site=first["site"].item()) if "site" in dataset.xindexes else dataset
     at = int(np.flatnonzero(part["time"].values == first["time"].values)[0])
-    (found,) = dask.compute(plots.wanted(part.isel(time=slice(at, at + 1)), ["window"])["window"])
+    (found,) = dask.compute(plots.wanted(part.isel(time=slice(at, at + 1)), ["window"], align=align)["window"])
     return found.assign_attrs(windows=dataset.sizes["time"])
 
 

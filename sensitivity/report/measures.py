@@ -87,10 +87,11 @@ def _share(answers: Answers, sign: str, peaks: np.ndarray) -> np.ndarray:
 
 def lags_holding(by_lag: xr.DataArray, part: float) -> xr.DataArray:
     """How many lags, the newest first, hold so much of the sum over lags; NaN where that is zero."""
+    there = by_lag.sortby("lag").notnull()
     newest_first = by_lag.fillna(0).sortby("lag")
     total = newest_first.sum("lag")
     share = newest_first.cumsum("lag") / total.where(total > 0)
-    return ((share < part * (1 - 1e-12)).sum("lag") + 1).where(total > 0)
+    return (((share < part * (1 - 1e-12)) & there).sum("lag") + 1).where(total > 0)
 
 
 def faded(by_lag: xr.DataArray) -> float:

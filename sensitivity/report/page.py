@@ -23,12 +23,17 @@ _READING = (
     "J is the derivative of an output by an input at a lag: by how much the output moves for one unit more of that "
     "input at that step of the window, in units of the output per unit of the input, all else as it is. It is what the "
     "model does, not what nature does: a model that fits poorly has derivatives, too.",
-    "A lag is counted back from the window's last step: lag 0 is the newest. A window is named by the time of its last "
-    "step. Influence and importance are mean |J| × the input's standard deviation over the series: what one typical "
-    "change of the input moves the output by, in units of the output.",
+    "{lags} A window is named by the time of its last step. Influence and importance are mean |J| × the input's "
+    "standard deviation over the series: what one typical change of the input moves the output by, in units of the "
+    "output.",
     "Derivatives are local. They hold for small changes around what was observed; inputs that move together (two "
     "sensors of one thing) share what they do in a way that only the training decided. |J| has no sign: what raises "
     "and what lowers the output adds up.",
+)
+_LAST_STEP = "A lag is counted back from the window's last step: lag 0 is the newest."
+_OWN_STEP = (
+    "The model has an output at each step of the window. A lag is counted back from the output's own step, which is "
+    "lag 0{later}. Only entries that exist count: before the window's first step there is no input."
 )
 _INTERVALS = (
     "Intervals are {level} intervals by a circular block bootstrap over {leaves:,} stretches of the record, in blocks "
@@ -192,12 +197,20 @@ def _of_product(answers: Answers) -> Iterator[str]:
     scaled = own.scaling if answers.scaled else ""
     unit = f"in units of the output{own.left if answers.scaled else own.per}"
     size = f"Influence and importance are mean |{own.letter}|{scaled}, {unit}."
-    back = "A lag is counted back from the window's last step: lag 0 is the newest. " if own.lag == "lag" else ""
+    back = f"{_lags(answers)} " if own.lag == "lag" else ""
     yield f"{back}A window is named by the time of its last step. {size} |{own.letter}| has no sign."
 
 
+def _lags(answers: Answers) -> str:
+    if not answers.by_own_step:
+        return _LAST_STEP
+    later = "; a lag below 0 is of a later input" if int(answers["mean-abs"]["lag"].min()) < 0 else ""
+    return _OWN_STEP.format(later=later)
+
+
 def _reading(answers: Answers) -> Iterator[Markup]:
-    yield from (tag("p", text) for text in (_READING if answers.terms.plain else _of_product(answers)))
+    texts = (text.replace("{lags}", _lags(answers)) for text in _READING)
+    yield from (tag("p", text) for text in (texts if answers.terms.plain else _of_product(answers)))
     found = answers.found.get("importance")
     if found is not None and "block" not in found.coords:
         yield tag(

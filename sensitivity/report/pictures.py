@@ -128,7 +128,8 @@ def _said(one: Shown, answers: Answers) -> Shown:
         if own.plain
         else f"The {own.nouns} of one window. Orange: positive; blue: negative."
     )
-    newest = "Lag 0 is the window's newest step, on the right." if lag == "lag" else "The last step is on the right."
+    zero = "the output's own step" if answers.by_own_step else "the window's newest step, on the right"
+    newest = f"Lag 0 is {zero}." if lag == "lag" else "The last step is on the right."
     std = own.scaling.replace(" × ", "").replace("std", "standard deviation")
     named = {
         **{"letter": own.letter, "noun": own.noun, "nouns": own.nouns, "Nouns": nouns, "item": own.item},

@@ -16,17 +16,25 @@ from .state import state_of
 HEAD = 4096  # bytes in which a report says that it is one
 
 
-def write(run: Run | str | Path, file: str | Path, *, memory: str | int = MEMORY, force: bool = False) -> Path:
+def write(
+    run: Run | str | Path,
+    file: str | Path,
+    *,
+    memory: str | int = MEMORY,
+    force: bool = False,
+    align: str | None = None,
+) -> Path:
     """Write the report of a run, whole or not, to an HTML file; its store is read twice.
 
     memory: what sums may take, in bytes or as "2GB"; what does not fit is left out, and the report says so. force:
-    write over a file that is no report, too. Raises `Refused` where there is no run, or another file in the way.
+    write over a file that is no report, too. align: what lags count back from, as `query.ask` has it. Raises `Refused`
+    where there is no run, or another file in the way.
     """
     target = Path(file)
     require_free(target, force=force)
     state = state_of(Run.open(run))
     done = dataset_of(state.run, state.standing.done)  # what commits meanwhile is in neither
-    answers = answers_of(done, memory) if state.coverage.computed else Answers()
+    answers = answers_of(done, memory, align) if state.coverage.computed else Answers()
     _replace(target.resolve(), page(state, answers).encode())  # what a link leads to
     return target
 

@@ -64,6 +64,7 @@ CHAIN = [
         "declared",
         "weighed",
         "weights",
+        "own_steps",
         "model",
         "setting",
         "plan",
