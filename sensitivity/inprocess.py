@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from . import machine, meter
+from .arguments import arguments_named
 from .audit import few, require_independent, require_stateless
 from .device import call_budget, has_gpu, kind
 from .engine import Tuned
@@ -83,6 +84,7 @@ class Report:
         return "\n".join(lines)
 
 
+@arguments_named()
 def computed(
     make: Make,
     model: keras.Model,
