@@ -104,8 +104,8 @@ def _failed(model: keras.Model, zeros: tf.Tensor, error: Exception) -> Refused:
             "model.path",
             given=f"a model that runs eagerly and fails as a graph, in tf.function ({gist(error, lines=1)})",
             allowed="models whose call is made of TensorFlow's operations alone",
-            remedy="take .numpy(), and Python's `if`, `for` and `float` on tensors' values, out of what it calls:\n"
-            "tf.function(model)(windows) has to run",
+            remedy="decorate its call with @tf.function, which makes operations of `if` and `for` on tensors, and\n"
+            "take .numpy() and float() out of it: tf.function(model)(windows) has to run",
         )
     return Refused(
         "model.path",

@@ -251,6 +251,31 @@ def test_a_model_that_runs_eagerly_alone_is_told_so_with_the_cause(build):
     assert "tf.function(model)(windows)" in seen.value.remedy
 
 
+def summed(source):
+    total = tf.zeros_like(source[:, 0])
+    for step in tf.range(SHAPE[0]):
+        total += tf.tanh(source[:, step])
+    return total
+
+
+class Looping(keras.Model):
+    def call(self, source):
+        return summed(source)
+
+
+class Decorated(keras.Model):
+    @tf.function
+    def call(self, source):
+        return summed(source)
+
+
+def test_the_remedy_for_a_loop_over_a_tensor_helps():
+    with pytest.raises(Refused, match="Iterating over a symbolic.*") as refusal:
+        sensitivity.jacobian(Looping(), windows())
+    assert "decorate its call with @tf.function" in refusal.value.remedy
+    assert sensitivity.jacobian(Decorated(), windows()).shape == (8, 2, *SHAPE)
+
+
 @pytest.mark.parametrize(
     ("given", "known", "meant"),
     [
