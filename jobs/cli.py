@@ -10,7 +10,7 @@ import click
 
 from sensitivity import __version__
 
-from .commands import TRUST, errors_explained, together
+from .commands import TRUST, Commands, OneOf, errors_explained, together
 from .questions import ALIGN, RUN, compare, damage_refused, query, top
 from .recurrent import recurrent
 from .reports import report
@@ -81,7 +81,7 @@ submit_options = together(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="sensitivity")
 def main() -> None:
     """Derivatives of a time-series model's every output by every input at every lag, for every window of a record.
@@ -197,7 +197,7 @@ for command in (query, top, compare, recurrent, report):
 
 @main.command()
 @RUN
-@click.argument("kind", type=click.Choice(PICTURES), metavar="KIND")
+@click.argument("kind", type=OneOf(PICTURES), metavar="KIND")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="PNG, SVG or PDF file."
 )

@@ -10,11 +10,36 @@ from typing import Any
 
 import click
 
+from sensitivity.errors import suggested
+
 TRUST = click.option(
     "--trust-model", is_flag=True, help="Let run what the model holds: Python code, operations on files."
 )
 FAILED, INVALID = 1, 2
 TRACEBACKS = "SENSITIVITY_TRACEBACKS"
+
+
+class OneOf(click.Choice[str]):
+    """One of several words; a word that is much like one of them gets that one as a suggestion."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        said = super().get_invalid_choice_message(value, ctx)
+        return f"{said} {suggested(value, map(str, self.choices), '')}".rstrip()
+
+
+class Commands(click.Group):
+    """A group of commands; a name that is much like a command's gets that one as a suggestion."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            meant = suggested(args[0], self.list_commands(ctx), "")
+            if not meant or "did you mean" in error.format_message().lower():
+                raise
+            raise click.UsageError(f"{error.message} {meant}", ctx) from None
 
 
 def errors_explained(command: Callable[..., Any]) -> Callable[..., Any]:

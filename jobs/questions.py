@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .commands import errors_explained, together
+from .commands import OneOf, errors_explained, together
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -21,10 +21,10 @@ STATISTICS = (
     *("quantiles", "effective-memory", "gradient-input", "elasticity", "dgsm", "active-subspace", "trend"),
 )
 RUN = click.argument("run")
-STATISTIC = click.argument("statistic", type=click.Choice(STATISTICS), metavar="STATISTIC")
+STATISTIC = click.argument("statistic", type=OneOf(STATISTICS), metavar="STATISTIC")
 ALIGN = click.option(
     "--align",
-    type=click.Choice(["output", "window"]),
+    type=OneOf(["output", "window"]),
     help="What lags count back from: the output's own step, by default where the model has an output at each step of "
     "the window; or the window's last step.",
 )
@@ -70,7 +70,7 @@ output_options = together(
     click.option(
         "--format",
         "form",
-        type=click.Choice(["table", "csv", "json", "parquet", "netcdf", "zarr"]),
+        type=OneOf(["table", "csv", "json", "parquet", "netcdf", "zarr"]),
         help="By default a table, or what the ending of --output says.",
     ),
     click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it here."),
@@ -87,7 +87,7 @@ output_options = together(
 @click.option("--held", metavar="SHARES", help="Of effective-memory: 0.5,0.9,0.99.")
 @click.option("--distribution", multiple=True, metavar="[FEATURE=]NAME", help="Of dgsm: normal, uniform, exponential.")
 @click.option("--components", type=int, help="Of active-subspace: how many.")
-@click.option("--of", type=click.Choice(STATISTICS[:-1]), metavar="STATISTIC", help="Of trend: of what. [mean-abs]")
+@click.option("--of", type=OneOf(STATISTICS[:-1]), metavar="STATISTIC", help="Of trend: of what. [mean-abs]")
 @click.option("--every", metavar="PERIOD", help="Of trend: year, month, or a number of stretches of time.")
 @output_options
 @errors_explained
@@ -136,9 +136,7 @@ def query(run: str, statistic: str, scheduler: str, form: str | None, output: Pa
 @click.command()
 @RUN
 @click.option("--count", type=int, default=10, show_default=True, help="How many windows.")
-@click.option(
-    "--score", type=click.Choice(["max", "sum"]), default="max", show_default=True, help="Largest |J|, or sum."
-)
+@click.option("--score", type=OneOf(["max", "sum"]), default="max", show_default=True, help="Largest |J|, or sum.")
 @click.option("--separation", metavar="STEPS", help="At least so far apart: windows, or a time such as 3D.")
 @click.option("--scaled", is_flag=True, help="|J| x the feature's standard deviation: features can be compared.")
 @selection_options
@@ -173,7 +171,7 @@ def top(run: str, scheduler: str, form: str | None, output: Path | None, **asked
 @click.command()
 @click.argument("run_a")
 @click.argument("run_b")
-@click.argument("statistic", type=click.Choice(STATISTICS[:-1]), metavar="STATISTIC")
+@click.argument("statistic", type=OneOf(STATISTICS[:-1]), metavar="STATISTIC")
 @selection_options
 @condition_options
 @output_options

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .commands import TRUST, errors_explained
+from .commands import TRUST, OneOf, errors_explained
 from .questions import RUN, damage_refused, opened
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FOLDER", help="Draw pictures into it, as PNG files."
 )
-@click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
+@click.option("--format", "form", type=OneOf(["table", "csv", "json"]), default="table", show_default=True)
 @TRUST
 @errors_explained
 def recurrent(

@@ -175,6 +175,7 @@ def failures_refused(what: str) -> Iterator[None]:
             given=f"a model that fails when {what} on windows of the series ({gist(error)})",
             allowed="a model that takes the windows of its series and has a gradient there",
             remedy="check the series against what the model was trained on, series.scaling first",
+            in_python="check these windows against what the model was trained on, their scale first",
         ) from error
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
-from .errors import Refused, RefusedTogether
+from .errors import Refused, RefusedTogether, suggested
 
 SHOWN_AT_ONCE = 5  # one screen
 
@@ -26,6 +26,7 @@ _EXPECTED = {
     "string_pattern_mismatch": "a path or URL, without NUL characters",
 }
 
+_WORD = re.compile("'([^']*)'")  # as pydantic quotes what is allowed
 
 # Of keys that take several kinds of values.
 _TAKES = {
@@ -65,14 +66,17 @@ def _key(loc: tuple[int | str, ...], content: Any) -> str:
 def _refusal(key: str, findings: list[Any], table: Any, where: str) -> Refused:
     kind, given = findings[0]["type"], findings[0]["input"]
     if kind == "missing":
-        return Refused(key, given="nothing", allowed="this key is needed", remedy=f"add {key} to the job file")
+        return Refused(key, given="nothing", allowed="this key is needed", remedy=f"add {key}{where}")
     if kind == "extra_forbidden":
         return unknown_key(key, given, _keys_beside(key, table))
     if kind == "value_error":
         return findings[0]["ctx"]["error"]  # every validator here raises Refused
     allowed = " or ".join(dict.fromkeys(_allowed(finding) for finding in findings))
     allowed = _TAKES.get(key.rpartition(".")[2].partition("[")[0], allowed)
-    return Refused(key, given=f"{given!r}", allowed=allowed, remedy=f"change {key}{where}")
+    known = [word for finding in findings for word in _WORD.findall(finding.get("ctx", {}).get("expected", ""))]
+    return Refused(
+        key, given=f"{given!r}", allowed=allowed, remedy=suggested(given, known, otherwise=f"change {key}{where}")
+    )
 
 
 def _allowed(finding: Any) -> str:
@@ -100,6 +104,5 @@ def unknown_key(
     key: str, given: object, allowed: Sequence[str], *, instead: str = "take it out of the job file"
 ) -> Refused:
     """instead: what to do where nothing is called much like it."""
-    close = difflib.get_close_matches(key.rpartition(".")[2], allowed, n=1)
-    remedy = f"did you mean {close[0]!r}?" if close else instead
+    remedy = suggested(key.rpartition(".")[2], allowed, instead)
     return Refused(key, given=f"{given!r} (an unknown key)", allowed=", ".join(allowed), remedy=remedy)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .errors import Refused
+from .errors import Refused, suggested
 from .layers import keras, leaf_layers
 
 
@@ -74,7 +74,7 @@ def _selected_channels(names: Sequence[str], wanted: Any) -> tuple[int, ...] | N
             "sensitivity.outputs",
             given=f"{list(wanted)!r}",
             allowed=f"{', '.join(names)}, or their numbers from 0, in the model's order, each once",
-            remedy="leave it out for all outputs",
+            remedy=suggested(wanted, names, "leave it out for all outputs"),
         )
     return None if len(found) == len(names) else found
 
@@ -101,13 +101,13 @@ def heads(model: keras.Model, result: Any, of: str) -> dict[str, Any]:
     raise Refused(
         "sensitivity.of",
         given=f"{of!r}",
-        allowed=f'"output" (all of {", ".join(names)}), one of these, or an inner layer ({_inner(model)})',
-        remedy="set sensitivity.of to one of these",
+        allowed=f'"output" (all of {", ".join(names)}), one of these, or an inner layer ({", ".join(_inner(model))})',
+        remedy=suggested(of, ["output", *names, *_inner(model)], "set sensitivity.of to one of these"),
     )
 
 
-def _inner(model: keras.Model) -> str:
-    return ", ".join(dict.fromkeys(layer.name for layer in leaf_layers(model)))
+def _inner(model: keras.Model) -> list[str]:
+    return list(dict.fromkeys(layer.name for layer in leaf_layers(model)))
 
 
 def joined(heads: dict[str, tf.Tensor]) -> tf.Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from . import machine, meter
+from .arguments import arguments_named
 from .audit import few, predicts_in_its_own_way, require_as_predicted, require_independent, require_stateless
 from .device import call_budget, has_gpu, kind
 from .engine import Tuned
@@ -84,6 +85,7 @@ class Report:
         return "\n".join(lines)
 
 
+@arguments_named()
 def computed(
     make: Make,
     model: keras.Model,

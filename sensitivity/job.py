@@ -14,7 +14,7 @@ from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from .addresses import is_below, place_at, scheme
 from .asked import PRODUCT_KEYS, PRODUCTS
-from .errors import Refused
+from .errors import Refused, suggested
 from .findings import refusals, unknown_key
 from .job_files import require_model_file, require_run_path, require_series_file
 from .sections import (
@@ -115,7 +115,7 @@ class SensitivitySection(Section):
                 "sensitivity.product",
                 given=f'"{self.product}"',
                 allowed=", ".join(f'"{name}"' for name in PRODUCTS),
-                remedy="leave it out for the jacobian",
+                remedy=suggested(self.product, PRODUCTS, "leave it out for the jacobian"),
             )
         for key in self.options:
             if key not in PRODUCTS[self.product]:
@@ -151,7 +151,7 @@ class SensitivitySection(Section):
         if self.experimental_use_pfor is True and self.parallel_iterations == 1:
             raise Refused(
                 "sensitivity.parallel_iterations",
-                given="1 with experimental_use_pfor = true",
+                given="1, with pfor",
                 allowed="2 or more with pfor (a limit of TensorFlow's)",
                 remedy="raise it, or set experimental_use_pfor = false",
             )

@@ -11,6 +11,7 @@ from .errors import Refused
 from .patience import reason
 
 SERIES_FORMATS = (".csv", ".csv.gz", ".parquet", ".nc", ".zarr", ".npy")
+_OF_OLD = (".h5", ".hdf5")
 SAVED_GRAPH = "saved_model.pb"  # what makes a directory a SavedModel
 LONGEST_PATH = 1000  # of 4,096 that Linux takes
 
@@ -66,6 +67,14 @@ def require_model_file(path: str, *, look: bool) -> None:
     if not look:
         return
     is_file = path.endswith(".keras")
+    if path.endswith(_OF_OLD):
+        raise Refused(
+            "model.path",
+            given=f"{path}, a file of Keras' former format",
+            allowed=allowed,
+            remedy=f"load it and save it as .keras:\nkeras.models.load_model({Path(path).name!r}, compile=False)"
+            f".save({Path(path).stem + '.keras'!r})",
+        )
     if trouble := _missing("model.path", path if is_file else f"{path.rstrip('/')}/{SAVED_GRAPH}"):
         is_there = not scheme(path) and os.path.exists(path)
         what = f"no {SAVED_GRAPH} in it" if is_there and not is_file else trouble

@@ -176,6 +176,7 @@ def _in_its_own(model: SavedModel, dtype: str) -> SavedModel:
             given=f"{dtype}, and a SavedModel of {model.dtype}, whose graph cannot be cast",
             allowed=f"{model.dtype}",
             remedy=f'set run.dtype = "{model.dtype}"',
+            in_python=f"give windows of {model.dtype}",
         )
     return model
 

@@ -152,6 +152,13 @@ def as_model(given: Any) -> keras.Model:
     """A Keras model as it is; anything else of TensorFlow's that is called with windows as one, once and for all."""
     if isinstance(given, keras.Model):
         return given
+    if isinstance(given, (str, Path)):
+        raise Refused(
+            "model.path",
+            given=f"{given}, the name of a file",
+            allowed="a model that has been loaded",
+            remedy=f"give keras.models.load_model({str(given)!r}, compile=False); of a SavedModel, tf.saved_model.load",
+        )
     model = getattr(given, _ATTRIBUTE, None)
     if model is None:
         model = SavedModel(given, _endpoint(given))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from .errors import Refused
+from .errors import Refused, suggested
 from .facts import Source
 from .layers import as_graph, calls_wrapped, function_of, input_names, keras, leaf_layers, outputs_of, whole_inputs
 from .packing import Packing, Unpacked, Wrapper
@@ -110,12 +111,16 @@ def layer_named(model: keras.Model, name: str, key: str, *, also: str) -> keras.
     layers = [layer for layer in model._flatten_layers(include_self=False) if layer.name == name]
     if len(layers) == 1:
         return layers[0]
-    inner = ", ".join(dict.fromkeys(layer.name for layer in leaf_layers(model) if not _is_cell(layer)))
+    names = list(dict.fromkeys(layer.name for layer in leaf_layers(model) if not _is_cell(layer)))
+    inner = ", ".join(names)
+    others = re.findall('"([^"]*)"', also)
     raise Refused(
         key,
         given=f"{name!r}" + (f", which {len(layers)} layers are called" if layers else ""),
         allowed=f"{also}, or the name of a layer: {inner}" if inner else also,
-        remedy="name one of these" if not layers else "give each layer a name of its own",
+        remedy="give each layer a name of its own"
+        if layers
+        else suggested(name, [*others, *names], "name one of these"),
     )
 
 

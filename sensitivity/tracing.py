@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -79,12 +80,7 @@ def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
     except Refused:
         raise
     except Exception as error:
-        raise Refused(
-            "model.path",
-            given=f"a model that fails on windows of shape {tuple(zeros.shape[1:])} ({gist(error)})",
-            allowed="a model that takes (batch, lag, feature)",
-            remedy="check windows.length and series.features against the model's training",
-        ) from error
+        raise _failed(model, zeros, error) from error
     steps, layers = steps_taken(model, tuple(zeros.shape[1:])), leaf_layers(model)
     attending = [layer.num_heads for layer in layers if isinstance(getattr(layer, "num_heads", None), int)]
     scores = 3 * sum(attending) * steps**2
@@ -99,6 +95,26 @@ def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
     if isinstance(innermost(model), SavedModel):
         size, recurrent = _restored_sizes(model, zeros, graph)
     return Traced(output, size, recurrent, nodes_of(graph), smooth)
+
+
+def _failed(model: keras.Model, zeros: tf.Tensor, error: Exception) -> Refused:
+    """What is wrong with a model that cannot be traced: that it is traced, or what it is given."""
+    with contextlib.suppress(Exception):
+        model(zeros)
+        return Refused(
+            "model.path",
+            given=f"a model that runs eagerly and fails as a graph, in tf.function ({gist(error, lines=1)})",
+            allowed="models whose call is made of TensorFlow's operations alone",
+            remedy="decorate its call with @tf.function, which makes operations of `if` and `for` on tensors, and\n"
+            "take .numpy() and float() out of it: tf.function(model)(windows) has to run",
+        )
+    return Refused(
+        "model.path",
+        given=f"a model that fails on windows of shape {tuple(zeros.shape[1:])} ({gist(error)})",
+        allowed="a model that takes (batch, lag, feature)",
+        remedy="check windows.length and series.features against the model's training",
+        in_python="see that model(windows) runs on windows of this shape",
+    )
 
 
 def _restored_sizes(model: keras.Model, zeros: tf.Tensor, graph: Any) -> tuple[int, tuple[tuple[int, int], ...]]:

@@ -15,7 +15,7 @@ from typing import NoReturn
 import numpy as np
 import tensorflow as tf
 
-from .errors import Refused, gist
+from .errors import Refused, gist, suggested
 from .facts import Source, Way, Weight
 from .layers import LOOPS, as_graph, calls_wrapped, input_names, keras, nodes_of, steps_folded
 from .packing import drawn, innermost
@@ -85,12 +85,13 @@ def _none(model: keras.Model, wrt: str) -> NoReturn:
             allowed="models of Keras layers that are trained",
             remedy="save the model as .keras, with its weights trainable",
         )
+    known = [f"weights:{part}" for name in names for part in (name, name.partition("/")[0])]
     more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
     raise Refused(
         "sensitivity.wrt",
         given=f'"{wrt}"',
         allowed='"weights", or "weights:" with a pattern of their names: ' + ", ".join(names[:_NAMES]) + more,
-        remedy='name a layer ("weights:lstm") or a pattern ("weights:dense*/kernel")',
+        remedy=suggested(wrt, known, 'name a layer ("weights:lstm") or a pattern ("weights:dense*/kernel")'),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from ..errors import Refused
+from ..errors import Refused, suggested
 from ..query import statistic
 from ..query.alignment import aligned, counts_from
 from ..query.ask import MEMORY, answers, put, question
@@ -81,7 +81,7 @@ KINDS: dict[str, Kind] = {
 
 def kind_of(name: str) -> Kind:
     if name not in KINDS:
-        raise Refused("kind", given=name, allowed=", ".join(KINDS), remedy="name one of these")
+        raise Refused("kind", given=name, allowed=", ".join(KINDS), remedy=suggested(name, KINDS, "name one of these"))
     return KINDS[name]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from ..errors import Refused
+from ..errors import Refused, suggested
 from ..facts import CallFacts
 from ..record import read_array, require_shape
 from ..variables import Dims
@@ -62,7 +62,7 @@ def directions_asked(
             _KEY,
             given=", ".join(unknown) or "nothing",
             allowed=f"{known}a .npy file of shape {('n', *shape)}",
-            remedy="name these",
+            remedy=suggested(unknown, record.features if by_input else (), "name these"),
         )
     found = np.zeros((len(names), *shape))
     for number, name in enumerate(names):

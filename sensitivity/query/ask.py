@@ -8,7 +8,7 @@ from typing import Any
 
 import xarray as xr
 
-from ..errors import Refused
+from ..errors import Refused, suggested
 from ..sections import parse_bytes
 from . import screening, statistics, subspace
 from .alignment import aligned
@@ -43,7 +43,12 @@ def statistic(name: str, **options: Any) -> Statistic:
     """A statistic by its name, with its options. Raises `Refused` for another name."""
     made = FACTORIES.get(name.replace("_", "-"))
     if made is None:
-        raise Refused("statistic", given=name, allowed=", ".join(FACTORIES), remedy="ask for one of these")
+        raise Refused(
+            "statistic",
+            given=name,
+            allowed=", ".join(FACTORIES),
+            remedy=suggested(name, FACTORIES, "ask for one of these"),
+        )
     return made(**options)
 
 

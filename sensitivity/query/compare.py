@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ..errors import Refused
+from ..errors import Refused, suggested
 from ..sections import parse_bytes
 from .alignment import Alignment, aligned
 from .ask import MEMORY, ask, facts, statistic
@@ -48,7 +48,7 @@ def difference(
             "between",
             given=", ".join(map(str, missing or between)),
             allowed=f"two of {', '.join(labels)}",
-            remedy=f"name two groups by {grouping.name}",
+            remedy=suggested(missing, labels, f"name two groups by {grouping.name}"),
         )
     made = _less(base, grouping.name, (labels.index(str(between[0])), labels.index(str(between[1]))))
     found = ask(dataset, [made], by=[grouping, *others], **conditions)[made.name]

@@ -12,7 +12,7 @@ import pandas as pd
 import xarray as xr
 import zarr
 
-from ..errors import Refused
+from ..errors import Refused, suggested
 from ..machine import cores
 from ..site_index import SiteIndex
 from ..standing import stand
@@ -117,7 +117,7 @@ def of_site(dataset: xr.Dataset, site: str) -> xr.Dataset:
             "site",
             given=site,
             allowed=", ".join([*known[:10], *(["…"] if len(known) > 10 else [])]) or "none: the series has no sites",
-            remedy="name one of the run's sites that have windows" if known else "leave it out",
+            remedy=suggested(site, known, "name one of the run's sites that have windows" if known else "leave it out"),
         )
     return dataset.sel(site=site)
 

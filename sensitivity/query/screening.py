@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from ..errors import Refused
+from ..errors import Refused, suggested
 from .statistics import Statistic, variance
 
 NOTE = (
@@ -69,7 +69,10 @@ def _finish(sums: xr.Dataset, constants: Mapping[str, tuple[float | None, float]
     unknown = [name for name in constants if name not in ("*", *features)]
     if unknown:
         raise Refused(
-            "distribution", given=unknown[0], allowed=", ".join(features), remedy="name one of the features, or *"
+            "distribution",
+            given=unknown[0],
+            allowed=", ".join(features),
+            remedy=suggested(unknown, features, "name one of the features, or *"),
         )
     chosen = [constants.get(name, constants["*"]) for name in features]
     known = xr.DataArray([math.nan if one[0] is None else one[0] for one in chosen], dims="feature")

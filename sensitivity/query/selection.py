@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ..errors import Refused
+from ..errors import Refused, suggested
 from .roles import roles_of
 
 
@@ -53,7 +53,7 @@ def _chosen(dataset: xr.Dataset, role: str, dim: str, wanted: list[Any]) -> xr.D
             f"{role}s",
             given=", ".join(map(str, missing)) or "none",
             allowed=", ".join(map(str, known[:50])) + (", …" if len(known) > 50 else ""),
-            remedy=f"name one {dim} of these or more",
+            remedy=suggested(missing, known, f"name one {dim} of these or more"),
         )
     return dataset.isel({dim: _sliced(sorted({known.index(label) for label in wanted}))})
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ..errors import Refused
+from ..errors import Refused, suggested
 from ..site_index import SiteIndex
 from .alignment import Alignment, aligned
 from .picking import Candidates, Rule, merged, picked, thinned
@@ -81,7 +81,12 @@ def _check(count: int, by: str) -> None:
             "count", given=repr(count), allowed="a whole number from 1", remedy="say how many windows to find"
         )
     if by not in SCORES:
-        raise Refused("by", given=repr(by), allowed=", ".join(SCORES), remedy="score windows by one of these")
+        raise Refused(
+            "by",
+            given=repr(by),
+            allowed=", ".join(SCORES),
+            remedy=suggested(by, SCORES, "score windows by one of these"),
+        )
 
 
 def _rule(dataset: xr.Dataset, count: int, separation: Any) -> tuple[Rule, np.ndarray | None]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import Refused
+from ..errors import Refused, suggested
 from ..sections import SeriesSection
 
 _TIME_OF_DAY = re.compile(r"\s*\d{1,2}:\d")
@@ -67,7 +67,7 @@ def no_column(key: str, missing: Sequence[str], columns: Sequence[str]) -> Refus
         key,
         given=f"{', '.join(missing)} (no such column)" if missing else "a series without numeric columns",
         allowed=f"columns of the series: {shown or 'none'}",
-        remedy=_column_advice(columns),
+        remedy=suggested(missing, columns, _column_advice(columns)),
     )
 
 

@@ -13,12 +13,17 @@ SECONDS, PATIENCE = 1.0, 20.0
 
 
 def best_rate(make: Callable[[int], Callable[[], Any]], sizes: Sequence[int] = SIZES) -> float:
-    """Windows a second at the best of `sizes`; larger ones are left out once a call takes too long, or where the next
-    may take more memory than there is.
+    """Windows a second at the best of `sizes`: see `best_size`."""
+    return best_size(make, sizes)[1]
+
+
+def best_size(make: Callable[[int], Callable[[], Any]], sizes: Sequence[int] = SIZES) -> tuple[int, float]:
+    """The size at which a call gives the most windows a second, and how many; larger ones are left out once a call
+    takes too long, or where the next may take more memory than there is.
     """
     from sensitivity.machine import available_memory, peak_memory
 
-    best = 0.0
+    best = sizes[0], 0.0
     for size, following in zip(sizes, [*sizes[1:], 0], strict=True):
         call = make(size)
         start = time.perf_counter()
@@ -28,7 +33,7 @@ def best_rate(make: Callable[[int], Callable[[], Any]], sizes: Sequence[int] = S
             began = time.perf_counter()
             call()
             seconds.append(time.perf_counter() - began)
-        best = max(best, size / float(np.median(seconds)))
+        best = max(best, (size, size / float(np.median(seconds))), key=lambda one: one[1])
         if time.perf_counter() - start > PATIENCE or peak_memory() * (following / size - 1) > available_memory():
             break
     return best

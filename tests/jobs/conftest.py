@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
@@ -18,6 +20,7 @@ from jobs import driver
 from jobs.cli import main
 from jobs.driver import How, run_job
 from sensitivity.job import Job
+from tests.chaos.harness import HOOKS, ROOT
 from tests.conftest import frame, job_writer
 
 SENSITIVITY = [sys.executable, "-c", "from jobs.cli import main; main()"]
@@ -42,6 +45,45 @@ def contents(run: Path) -> dict[str, bytes]:
 def start(*arguments: str, cwd: Path) -> subprocess.Popen:
     pipe = subprocess.PIPE
     return subprocess.Popen([*SENSITIVITY, *arguments], cwd=cwd, stdout=pipe, stderr=pipe, text=True)
+
+
+def until(is_so: Callable[[], bool], process: subprocess.Popen) -> None:
+    """Wait for what a process that goes on brings about."""
+    deadline = time.monotonic() + PATIENCE
+    while not is_so():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Shards that processes wait at before they begin them; only those processes that were started since."""
+
+    folder: Path
+
+    def hold(self, shard: int) -> None:
+        (self.folder / f"held shard {shard}").touch()
+
+    def is_reached(self, shard: int) -> bool:
+        return (self.folder / f"reached shard {shard}").exists()
+
+    def release(self) -> None:
+        for file in self.folder.glob("held *"):
+            file.unlink()
+
+
+@pytest.fixture
+def held(tmp_path, monkeypatch) -> Iterator[Held]:
+    """Keeps runs at work for as long as a test needs them to be, on machines of any speed."""
+    folder = tmp_path / "held"
+    folder.mkdir()
+    paths = [str(HOOKS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setenv("CHAOS_DIR", str(folder))
+    found = Held(folder)
+    yield found
+    found.release()  # a test that failed leaves nobody waiting
 
 
 def call(*arguments: object) -> Result:

@@ -20,7 +20,7 @@ from tests.jobs.conftest import call
 
 
 def test_help_is_quick_and_names_every_command():
-    code = "import sys, time; t = time.perf_counter(); from jobs.cli import main\n"
+    code = "import sys; from jobs.cli import main\n"
     code += "try: main(['--help'])\nexcept SystemExit: pass\n"
     code += "print([m for m in ('tensorflow', 'ray', 'xarray', 'pandas', 'pydantic') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -82,6 +82,74 @@ def test_what_is_invalid_is_explained_on_one_screen_and_nothing_is_written(write
         assert len(result.stderr.splitlines()) <= 24
         assert result.stdout == ""
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        ({"sensitivity": {"kernel": "batch_jacobain"}}, "batch_jacobian"),
+        ({"sensitivity": {"product": "hesian"}}, "hessian"),
+        ({"run": {"dtype": "flaot64"}}, "float64"),
+        ({"series": {"features": ["Rain", "heat"]}}, "rain"),
+        ({"sensitivity": {"of": "outptu"}}, "output"),
+        ({"sensitivity": {"outputs": ["otput"]}}, "output"),
+    ],
+)
+def test_misspelt_values_of_a_job_get_a_suggestion(write_job, arguments, meant):
+    found = call("plan", write_job(**arguments))
+    assert found.exit_code == 2
+    assert f"did you mean '{meant}'?" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["staus", "run"], "status"),
+        (["query", "run", "lag-profil"], "lag-profile"),
+        (["plot", "run", "heat-map", "-o", "x.png"], "heatmap"),
+        (["query", "run", "importance", "--format", "jsno"], "json"),
+    ],
+)
+def test_misspelt_words_of_a_command_get_a_suggestion(arguments, meant):
+    found = call(*arguments)
+    assert found.exit_code == 2
+    assert f"'{meant}'" in found.stderr
+    assert "did you mean" in found.stderr.lower()
+
+
+@pytest.mark.parametrize("ending", ["h5", "hdf5"])
+def test_a_model_of_the_former_format_is_told_to_be_saved_anew(write_job, tmp_path, ending):
+    """Whether or not Keras could read it: it is not asked."""
+    file = write_job()
+    (tmp_path / f"soil.{ending}").write_bytes(b"no HDF5")
+    file.write_text(file.read_text().replace("model.keras", f"soil.{ending}"))
+    found = call("plan", file)
+    assert found.exit_code == 2
+    assert "model.path is refused" in found.stderr
+    assert f"keras.models.load_model('soil.{ending}', compile=False).save('soil.keras')" in found.stderr
+
+
+EAGER = """
+import keras
+
+class Eager(keras.Model):
+    def call(self, source):
+        return source[:, -1] * float(source.numpy().std())
+
+def build():
+    model = Eager()
+    model.build((None, 6, 2))
+    return model
+"""
+
+
+def test_a_model_that_runs_eagerly_alone_is_told_so(write_job, tmp_path):
+    (tmp_path / "eagerly.py").write_text(EAGER)
+    found = call("plan", write_job({"path": "eagerly:build"}, windows={"length": 6}))
+    assert found.exit_code == 2
+    assert "runs eagerly and fails as a graph" in found.stderr
+    assert "'SymbolicTensor' object has no attribute 'numpy'" in found.stderr
+    assert "series.features" not in found.stderr
 
 
 def test_kernel_gradient_for_several_outputs_is_refused(write_job):

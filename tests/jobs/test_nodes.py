@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,7 @@ from ray.cluster_utils import Cluster
 
 from jobs.driver import How, run_job
 from sensitivity.job import Job
-from tests.conftest import frame
-from tests.jobs.conftest import PATIENCE, contents, rerouted, small_job, start
+from tests.jobs.conftest import PATIENCE, contents, rerouted, small_job, start, until
 from tests.jobs.test_runners import committed, wait_for_commits
 
 
@@ -36,36 +34,6 @@ def nodes(cluster) -> Iterator[Cluster]:
         cluster.remove_node(node)
 
 
-SLOW = """
-import os, time
-
-import keras, tensorflow as tf
-from keras import layers
-
-def wait(windows):
-    time.sleep(float(os.environ.get("SLOW", "0")))
-    return windows
-
-@tf.custom_gradient
-def slowly(windows):
-    same = tf.ensure_shape(tf.numpy_function(wait, [windows], tf.float32), windows.shape)
-    return same, lambda upstream: upstream
-
-def build():
-    keras.utils.set_random_seed(1)
-    source = keras.Input((6, 2))
-    waited = layers.Lambda(slowly, output_shape=(6, 2))(source)
-    return keras.Model(source, layers.Dense(1)(layers.Flatten()(waited)))
-"""
-
-
-def slow_job(write_job, tmp_path: Path, **run) -> None:
-    """70 shards, each of which takes a worker half a second and no power."""
-    (tmp_path / "slow.py").write_text(SLOW)
-    knobs = {"kernel": "gradient", "windows_per_call": 10}
-    write_job({"path": "slow:build"}, frame(705), sensitivity=knobs, run={"shard_windows": 10, **run})
-
-
 def where(run: Path) -> Counter:
     records = [json.loads(content) for content in committed(run).values()]
     return Counter(record["pid"] for record in records)
@@ -77,29 +45,23 @@ def finish(process: subprocess.Popen) -> str:
     return err
 
 
-def test_a_run_goes_on_as_nodes_come_and_go(write_job, tmp_path, nodes, monkeypatch):
-    slow_job(write_job, tmp_path)
-    monkeypatch.setenv("SLOW", "0.4")  # for workers, which a node starts
+def test_a_run_goes_on_as_nodes_come_and_go(write_job, tmp_path, nodes, held):
+    """The first node is held at a shard until the second has taken part."""
+    small_job(write_job)
+    held.hold(5)
     first = nodes.add_node(num_cpus=1)
     process = start("run", "job.toml", "--address", nodes.address, cwd=tmp_path)
-    wait_for_commits(tmp_path / "run", 5, process)
+    until(lambda: held.is_reached(5), process)
+    wait_for_commits(tmp_path / "run", 4, process)
     assert len(where(tmp_path / "run")) == 1
     nodes.add_node(num_cpus=1)
-    until(lambda: len(where(tmp_path / "run")) == 2, process)  # it takes part
+    until(lambda: len(where(tmp_path / "run")) == 2, process)
     nodes.remove_node(first, allow_graceful=False)
+    held.release()
     finish(process)
-    assert len(committed(tmp_path / "run")) == 70
-    monkeypatch.delenv("SLOW")
+    assert len(committed(tmp_path / "run")) == 20
     assert run_job(Job.load(rerouted(tmp_path / "job.toml", "serial")), How(serial=True)).complete
     assert contents(tmp_path / "run") == contents(tmp_path / "serial")
-
-
-def until(what, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not what():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_an_autoscaled_cluster_is_asked_for_all_workers_and_waited_for(write_job, tmp_path, nodes):
@@ -143,7 +105,7 @@ with session(sys.argv[1]) as there:
         workers = place(job, there, 1000, 100)
         roster = Roster(SimpleNamespace(job=job), SimpleNamespace(by="given"), Demand(workers, nodes))
         hired = [roster.hire() for _ in range(workers.count)]
-        origins = ray.get([origin for _, origin in hired], timeout=120)
+        origins = ray.get([origin for _, origin in hired], timeout=300)
         ids = [ray.get(seat.actor.__ray_call__.remote(lambda _: ray.get_gpu_ids())) for seat, _ in hired]
         found.append([workers.count, [[nodes()[o.node].gpus, i] for o, i in zip(origins, ids)]])
         for seat in list(roster.seats):

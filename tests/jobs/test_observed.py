@@ -8,16 +8,17 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from jobs import metrics
+from jobs import metrics, status
 from jobs.driver import How, run_job
 from jobs.metrics import Metrics
 from sensitivity.commits import Commit, read_commits
 from sensitivity.job import Job
 from sensitivity.store import Run
-from tests.jobs.conftest import KNOBS, PATIENCE, RUNNERS, after, call, small_job, start
+from tests.jobs.conftest import KNOBS, PATIENCE, RUNNERS, after, call, small_job, start, until
 from tests.jobs.test_runners import poisoned
 
 
@@ -78,7 +79,7 @@ def test_metrics_reach_what_prometheus_reads(write_job, ray_session, tmp_path):
 def until_said(port: int, enough: Callable[[str], bool]) -> str:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=PATIENCE) as answer:
             said = answer.read().decode()
         if enough(said):
             return said
@@ -123,14 +124,23 @@ def test_status_tells_of_a_run_at_work(write_job, tmp_path):
     assert "none at work" in done
 
 
-def test_status_watches_until_the_run_ends(write_job, tmp_path):
+def test_status_watches_until_the_run_ends(write_job, tmp_path, held, monkeypatch):
+    """The run is held until it has been looked at once."""
+    pauses = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        held.release()
+        time.sleep(0.05)
+
+    monkeypatch.setattr(status, "time", SimpleNamespace(sleep=pause, time=time.time))
+    held.hold(3)
     process = start("run", str(small_job(write_job)), "--serial", cwd=tmp_path)
-    while not (tmp_path / "run" / "job.json").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
+    until(lambda: held.is_reached(3), process)
     watched = call("status", tmp_path / "run", "--watch", "--every", "0.2")
     process.communicate(timeout=PATIENCE)
     assert watched.exit_code == 0, watched.output
+    assert set(pauses) == {0.2}
     assert "20 done, 0 failed, 0 missing, of 20" in watched.output
 
 

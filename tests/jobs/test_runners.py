@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from sensitivity.placement import Node
 from sensitivity.plan import Plan, Workers
 from sensitivity.store import Run
 from tests.conftest import cut, frame, sequential, tape_jacobian, worst
-from tests.jobs.conftest import PATIENCE, contents, rerouted, small_job, start
+from tests.jobs.conftest import PATIENCE, contents, rerouted, small_job, start, until
 
 
 def lstm_job(write_job, steps: int = 400, **sections):
@@ -248,24 +247,23 @@ def committed(run: Path) -> dict[str, bytes]:
 
 
 def wait_for_commits(run: Path, count: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while len(list((run / "commits").glob("0*.json"))) < count:
-        if time.monotonic() > deadline:
-            process.kill()
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.005)
+    until(lambda: len(committed(run)) >= count, process)
 
 
 @pytest.mark.parametrize("options", [("--serial",), ()], ids=["serial", "ray"])
-def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(write_job, tmp_path, options):
-    lstm_job(write_job, steps=20_005, sensitivity={"windows_per_call": 2}, run={"shard_windows": 100})
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(write_job, tmp_path, held, options):
+    """Its fourth shard is held until it has ended."""
+    small_job(write_job)
+    held.hold(3)
     process = start("run", "job.toml", *options, cwd=tmp_path)
     wait_for_commits(tmp_path / "run", 2, process)
+    until(lambda: held.is_reached(3), process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert out == ""
     assert "Traceback" not in err
-    done = len(committed(tmp_path / "run"))
-    assert f"stopped: {done} of 200 shards are committed" in err
+    done = committed(tmp_path / "run")
+    assert "00000003.json" not in done
+    assert f"stopped: {len(done)} of 20 shards are committed" in err
     assert f"sensitivity resume {tmp_path / 'run'}" in err

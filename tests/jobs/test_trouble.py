@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from tests.jobs.conftest import KNOBS, PATIENCE, RUNNERS, after, call, contents,
 
 @RUNNERS
 def test_sigterm_lets_shards_in_hand_finish(write_job, ray_session, undisturbed, tmp_path, how):
+    how = replace(how, grace=PATIENCE)
     before = signal.getsignal(signal.SIGTERM)
     with after(2, terminate):
         summary = run_job(Job.load(small_job(write_job)), how)
@@ -90,9 +92,14 @@ def test_a_second_driver_is_refused_and_told_by_whom(write_job, tmp_path):
         assert call("verify", tmp_path / "run").exit_code == 0
 
 
-def test_of_two_drivers_that_start_together_one_runs(write_job, tmp_path):
+def test_of_two_drivers_that_start_together_one_runs(write_job, tmp_path, held):
+    """The one that runs is held until the other has ended."""
     small_job(write_job)
+    held.hold(3)
     drivers = [start("run", "job.toml", "--serial", cwd=tmp_path) for _ in range(2)]
+    while all(driver.poll() is None for driver in drivers):
+        time.sleep(0.01)
+    held.release()
     ended = sorted((driver.communicate(timeout=PATIENCE), driver.returncode)[::-1] for driver in drivers)
     assert [status for status, _ in ended] == [0, 2]
     assert "one driver a run" in ended[1][1][1]

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 CHAIN = [
     *(
         "errors",
+        "arguments",
         "machine",
         "checksums",
         "versions",

@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +20,8 @@ from sensitivity import machine
 from sensitivity.addresses import place_at
 from sensitivity.errors import Refused
 from sensitivity.lease import LeaseLost, Owner, newest_token, owned, owner, require_owner
+
+PATIENCE = 60.0  # seconds, with a busy machine
 
 
 @pytest.fixture
@@ -39,7 +43,7 @@ def remove(home) -> None:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -56,12 +60,11 @@ def test_a_run_is_owned_once_and_given_back(home):
         assert mine.token == 2
 
 
-def test_a_driver_known_to_be_dead_is_followed_at_once(home, caplog):
+def test_a_driver_known_to_be_dead_is_followed_at_once(home, caplog, monkeypatch):
     leave(home, pid=2**22 + 1, started="1")
-    began = time.monotonic()
+    monkeypatch.setattr(leases, "_outwait", None)  # nobody waits
     with owned(home) as mine:
         assert mine.token == 2
-    assert time.monotonic() - began < leases.BEAT_SECONDS
     assert "taken over" in caplog.text
 
 
@@ -82,9 +85,9 @@ def test_a_driver_elsewhere_is_followed_when_its_heart_stands_still(home, hasty_
 def test_a_driver_elsewhere_is_left_alone_while_its_heart_beats(home):
     other = leave(home, machine="another", host="node7")
     code = (
-        "import sys, time\nfrom sensitivity.addresses import place_at\n"
+        "import itertools, sys, time\nfrom sensitivity.addresses import place_at\n"
         "home, name = place_at(sys.argv[1]), sys.argv[2]\ncontent = home.read(name)\n"
-        "for i in range(600):\n    home.write(name, content.replace(b'node7', b'node%d' % i)); time.sleep(0.1)\n"
+        "for i in itertools.count():\n    home.write(name, content.replace(b'node7', b'node%d' % i)); time.sleep(0.1)\n"
     )
     beating = subprocess.Popen([sys.executable, "-c", code, str(home), f"lease/{other.token:08d}.json"])
     try:
@@ -108,7 +111,7 @@ def test_a_lease_that_was_lost_is_known_to_be(home, hasty_hearts):
     with owned(home) as mine:
         mine.require()
         other = leave(home, machine="another")
-        assert mine.lost.wait(5)
+        assert mine.lost.wait(PATIENCE)
         with pytest.raises(LeaseLost, match="token 2, ours was 1"):
             mine.require()
         with pytest.raises(LeaseLost):
@@ -121,7 +124,7 @@ def test_a_run_that_was_removed_is_not_made_again_by_its_heart(tmp_path, hasty_h
     home = place_at(tmp_path / "home")
     with owned(home) as mine:
         remove(home)
-        assert mine.lost.wait(5)
+        assert mine.lost.wait(PATIENCE)
         with pytest.raises(LeaseLost, match="has been removed"):
             mine.require()
     assert home.names() == []
@@ -135,7 +138,7 @@ def test_a_run_made_anew_at_the_same_place_is_another_drivers(home, hasty_hearts
         assert other.token == mine.token
         with pytest.raises(LeaseLost, match="another driver's"):
             mine.require()
-        assert mine.lost.wait(5)
+        assert mine.lost.wait(PATIENCE)
     assert leases._newest(home).owner == other
 
 
@@ -225,12 +228,13 @@ def test_a_driver_that_is_stopped_for_long_finds_its_run_taken(tmp_path, hasty_h
     try:
         assert stopped.stdout.readline() == "owns\n"
         stopped.send_signal(signal.SIGSTOP)
+        wait_until(lambda: ") T " in Path(f"/proc/{stopped.pid}/stat").read_text())
         held = json.loads(home.read("lease/00000001.json"))
         home.write("lease/00000001.json", json.dumps({**held, "at": held["at"] - 3600}).encode())
         with owned(home) as mine:
             assert mine.token == 2
             stopped.send_signal(signal.SIGCONT)
-            assert stopped.communicate(timeout=60)[0] == "True\n"
+            assert stopped.communicate(timeout=PATIENCE)[0] == "True\n"
     finally:
         stopped.kill()
         stopped.communicate()
@@ -277,12 +281,17 @@ def test_whoever_fails_to_own_a_run_may_try_again(home, monkeypatch):
 def test_a_watcher_that_could_not_see_does_not_take_the_owner_for_dead(home, hasty_hearts, monkeypatch):
     """The owner could not beat either while the store was away for both."""
     other = leave(home, machine="another", host="node7", at=0.0)
-    look, looks = leases._newest, []
+    look, looks, clock = leases._newest, [], [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(leases, "time", SimpleNamespace(time=time.time, monotonic=lambda: clock[0], sleep=sleep))
 
     def slow(place):
         looks.append(place)
         if len(looks) == 2:
-            time.sleep(2 * leases.EXPIRY_SECONDS)
+            sleep(2 * leases.EXPIRY_SECONDS)
         if len(looks) == 4:
             home.write(f"lease/{other.token:08d}.json", leases._OWNER.dump_json(replace(other, at=1.0)))
         return look(place)

@@ -9,6 +9,8 @@ import pytest
 
 from sensitivity.writing import AtOnce, Gate, GivenUp, InBackground
 
+PATIENCE = 60.0  # seconds, with a busy machine
+
 
 def enter(gate: Gate, *, last: bool = False, inside: threading.Event | None = None) -> list[str]:
     """Pass a gate in a thread that stays inside until told; what became of it, in a list that fills."""
@@ -19,7 +21,7 @@ def enter(gate: Gate, *, last: bool = False, inside: threading.Event | None = No
             with gate.passed(last=last):
                 became.append("inside")
                 if inside:
-                    inside.wait(10)
+                    inside.wait(PATIENCE)
             became.append("through")
         except GivenUp:
             became.append("given up")
@@ -29,7 +31,7 @@ def enter(gate: Gate, *, last: bool = False, inside: threading.Event | None = No
 
 
 def until(what) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -48,8 +50,8 @@ def test_a_held_gate_waits_to_be_let_or_closed():
     let, closed = Gate(held=True), Gate(held=True)
     assert not let.reached(0.01)
     passed, refused = enter(let), enter(closed)
-    assert let.reached(10)
-    assert closed.reached(10)
+    assert let.reached(PATIENCE)
+    assert closed.reached(PATIENCE)
     assert passed == refused == []
     let.let()
     assert closed.close()
@@ -67,7 +69,7 @@ def test_closing_waits_for_what_is_being_written_and_tells_whether_more_was_to_c
     time.sleep(0.02)
     assert answers == []
     inside.set()
-    closing.join(10)
+    closing.join(PATIENCE)
     assert answers == [not last]
     assert became[-1] == "through"
 
@@ -79,7 +81,7 @@ def test_who_is_inside_for_long_is_not_waited_for_but_passes_no_more():
     assert gate.close(0.01) is None
     inside.set()
     until(lambda: became == ["inside", "through"])
-    assert gate.close(10) is True
+    assert gate.close(PATIENCE) is True
     assert enter_now(gate) == "given up"
 
 
@@ -102,7 +104,7 @@ def test_in_the_background_one_thing_is_written_at_a_time_and_in_order():
     writer, go, done = InBackground(), threading.Event(), []
 
     def write(what: int) -> int:
-        go.wait(10)
+        go.wait(PATIENCE)
         done.append(what)
         return what
 
@@ -116,7 +118,7 @@ def test_in_the_background_one_thing_is_written_at_a_time_and_in_order():
 
 def test_nobody_waits_for_something_small():
     writer, go = InBackground(), threading.Event()
-    first = writer.hand_over(go.wait, 10)
+    first = writer.hand_over(go.wait, PATIENCE)
     second = writer.hand_after(int, "2")
     assert not first.done()
     go.set()

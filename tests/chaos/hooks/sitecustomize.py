@@ -1,7 +1,8 @@
-"""Kills the process it is loaded into at a named point of the product's code, each named point once.
+"""Kills the process it is loaded into at a named point of the product's code, each named point once, or holds it there.
 
 Python imports this by its name where its folder is on PYTHONPATH: drivers and Ray's workers alike. CHAOS_DIR holds
-one file a planned kill, `<number> <point>`; the process that removes it dies at that point.
+one file a planned kill, `<number> <point>`; the process that removes it dies at that point. Where it holds a file
+`held <point>`, whoever comes to that point waits for as long as the file is there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib.util
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,14 @@ def die_if_claimed(point: str) -> None:
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_if_held(point: str) -> None:
+    """Come back once nothing holds this point. `reached <point>` tells that somebody waits, or waited, there."""
+    held = Path(os.environ["CHAOS_DIR"], f"held {point}")
+    while held.exists():
+        held.with_name(f"reached {point}").touch()
+        time.sleep(0.01)
 
 
 def before(point: str, owner: Any, name: str) -> None:
@@ -66,6 +76,13 @@ def in_commits(module: Any) -> None:
 def in_worker(module: Any) -> None:
     before("before record", module, "commit")
     after("after record", module, "commit")
+    begin = module.Worker.begin
+
+    def held_begin(worker: Any, shard: Any, *rest: Any) -> Any:
+        wait_if_held(f"shard {shard.index}")
+        return begin(worker, shard, *rest)
+
+    module.Worker.begin = held_begin
 
 
 def in_folders(module: Any) -> None:
