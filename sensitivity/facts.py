@@ -168,6 +168,12 @@ class CallFacts:
     def row_size(self) -> int:
         return math.prod(self.row_shape)
 
+    def windows_summed(self, samples: int) -> int:
+        """Windows whose points go through calls of so many samples together: so many that the last call, which may be
+        filled up, hardly counts.
+        """
+        return min(samples, -(-_CALLS_SUMMED * samples // self.points)) if self.points > 1 else samples
+
     @property
     def lags(self) -> int:
         """Steps of the source that derivatives keep."""
@@ -291,6 +297,7 @@ class ModelFacts(CallFacts):
         return survey.gaps if self.labels is None else self.labels.missing(survey)
 
 
+_CALLS_SUMMED = 8
 _EARLIER = "a run of an earlier version"
 _SHAPES = ("row_shape", "block_shape")
 

@@ -120,7 +120,7 @@ def computed(
         copied = 0 if isinstance(windows, np.ndarray) and np.may_share_memory(source, windows) else source.nbytes
         budget = _Budget(given, baseline, copied, _result_bytes(target.facts, len(source)), product.name)
         key = (source.shape[1:], str(source.dtype), wanted, packing, product, target.facts.rows, target.facts.source)
-        reused = _reused(store.kernels.get(key, {}), source, wanted, budget) if len(source) else None
+        reused = _reused(store.kernels.get(key, {}), source, wanted, budget, target) if len(source) else None
         state = State.of(model, source)
         if reused is not None and not store.is_right(key, reused[1], source, state):
             store.forget()
@@ -240,11 +240,11 @@ def _result_bytes(facts: CallFacts, windows: int) -> int:
 
 
 def _reused(
-    kept: dict[int, Found], source: np.ndarray, wanted: SensitivitySection, budget: _Budget
+    kept: dict[int, Found], source: np.ndarray, wanted: SensitivitySection, budget: _Budget, target: Target
 ) -> tuple[Choice, Tuned] | None:
     """A kernel of an earlier call, if one serves."""
-    most, room = _most_at_once(len(source), wanted), budget.room(0)
-    found = next((there for there in kept.values() if there.serves(len(source), most, room)), None)
+    most, room, count = _most_at_once(len(source), wanted), budget.room(0), len(source) * target.facts.points
+    found = next((there for there in kept.values() if there.serves(count, most, room)), None)
     return None if found is None else (found.choice, found.engine)
 
 
@@ -258,7 +258,7 @@ def _timed(
     most, room = _most_at_once(len(source), wanted), budget.room(budget.compiler)
     some = np.ascontiguousarray(source[np.linspace(0, len(source) - 1, min(TIMED_ON, len(source))).astype(int)])
     choice, engine = tune(wanted, target, some, room, most, len(source), key="memory")
-    kept[most] = Found(choice, engine, len(source), most, room.call)
+    kept[most] = Found(choice, engine, len(source) * target.facts.points, most, room.call)
     return choice, engine
 
 

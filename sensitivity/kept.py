@@ -25,7 +25,9 @@ LARGER = 5  # times the bytes of a call are those of one of four times the windo
 
 @dataclass(frozen=True)
 class Found:
-    """A choice and its kernel, found for so many windows, at `most` a call, with `call` bytes for one."""
+    """A choice and its kernel, found for so many windows, all points of each counted, with `most` windows at once and
+    `call` bytes for a call.
+    """
 
     choice: Choice
     engine: Tuned

@@ -100,7 +100,7 @@ def test_the_fastest_few_are_timed_again_in_turns(wide, patient, monkeypatch):
     lucky, steady = "forward, 64 windows a call, loop over inputs, no XLA", "forward, 64 windows a call, pfor"
     times = Counter()
 
-    def rate(engine, windows):
+    def rate(engine, windows, seconds):
         name = str(engine.setting)
         times[name] += 1
         if name == lucky:
