@@ -75,7 +75,9 @@ def in_order(able: list[Setting], facts: CallFacts) -> list[Setting]:
 
     A scan that XLA compiles goes before it through recurrent layers: it is faster by far, and takes less memory.
     """
-    plain = next(filter(is_plain, able), None)
+    plainest = [setting for setting in able if setting.kernel == "batch_jacobian" and not setting.xla]
+    loop = next((setting for setting in plainest if not setting.use_cudnn), None)  # where pfor is not for this model
+    plain = next(filter(is_plain, able), loop)
     if plain is None:
         return able
     scans = [setting for setting in able if setting.kernel == "scan" and setting.xla and facts.recurrent]
@@ -173,7 +175,8 @@ def _lost(kernel: str, facts: CallFacts, pfor: bool, xla: bool) -> tuple[str, ..
     """XLA, and for a recurrent model the scan: what would have been faster, and why it cannot be had."""
     no_xla = None if xla else _why_not(kernel, facts, pfor, True)
     no_scan = facts.no_scan if facts.recurrent and not (facts.scan or facts.only_gradient) else None
-    reasons = {"XLA": no_xla, "scan": no_scan, "kernels but gradient": facts.only_gradient}
+    no_pfor = facts.no_pfor if kernel in ("batch_jacobian", "forward") else None
+    reasons = {"XLA": no_xla, "scan": no_scan, "pfor": no_pfor, "kernels but gradient": facts.only_gradient}
     return (*facts.lost, *(f"{what}: {reason}" for what, reason in reasons.items() if reason))
 
 

@@ -101,6 +101,7 @@ class CallFacts:
     smooth: the derivative has no jumps, as far as the graph's operations tell (a ReLU's has one).
     operations: in the graph of the forward pass; an unrolled loop has thousands.
     only_gradient, together, linear, only_first: what the backward pass allows, as `Backward` says.
+    no_pfor: why pfor is never to be tried; empty where it may be.
     lost: what of the model as it was given is not kept, such as its half precision.
     packing: where a window holds what the model takes, unless it takes the window itself.
 
@@ -137,6 +138,7 @@ class CallFacts:
     only_first: str = ""
     lost: tuple[str, ...] = ()
     packing: Packing | None = None
+    no_pfor: str = ""
 
     @property
     def target_size(self) -> int:

@@ -111,8 +111,8 @@ def tune(
     """The fastest setting found, and its kernel, compiled.
 
     windows: a few real ones `(n, *input_shape)`, n ≥ 1. most: windows that are ever there at once. total: windows that
-    this worker has to do, of each of which all points are: trials beyond the first take no more than a fifth of the time that needs, or all of it up to
-    3 seconds, and 25 at most, which is under 5 % of ten minutes.
+    this worker has to do, of each of which all points are. Trials beyond the first take no more than a fifth of the
+    time that the work needs, or all of it up to 3 seconds, and 25 at most, which is under 5 % of ten minutes.
     Raises `Refused`, in the name of `key` where no single window fits.
     """
     rule = by_rule(wanted, target, room, most, key)
