@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -107,7 +108,7 @@ def computed(
     wanted = _wanted(**{key: value for key, value in asked.items() if key not in BESIDE})
     started = time.perf_counter()
     given, baseline = _given_bytes(memory), machine.resident_memory()
-    with machine.span() as peak:
+    with machine.span() if report else contextlib.nullcontext(_not_known) as peak:
         compiled = as_model(model)  # which a twin of full precision is not
         model = in_full_precision(compiled)
         source, packing = everything.packed(compiled, wanted.of, _dtype(model))
@@ -128,10 +129,7 @@ def computed(
         choice, engine = reused or _timed(store.kernels.setdefault(key, {}), wanted, target, budget, source)
         store.proved[key] = state.after(store.proved.get(key))
         engine.limit_to(budget.limit)
-        searched = (peak() or baseline) - baseline
-        ready = machine.resident_memory() - meter.reusable() - baseline
-        needed = ready + (0 if has_gpu() else engine.call_bytes) + _result_bytes(target.facts, len(source))
-        projected = int(1.1 * max(searched, needed)) + 16 * MiB
+        projected = _projected(engine, budget, peak()) if report else 0
         result, others = _run(engine, product, source, beside, everything=report)
         highest = peak()
     if not report:
@@ -139,6 +137,18 @@ def computed(
     measured = None if highest is None else highest - baseline
     seconds = time.perf_counter() - started
     return result, Report(engine.setting, choice, projected, measured, len(source), seconds, reused is not None, others)
+
+
+def _not_known() -> None:
+    """The peak of a call that nobody asks for a report of."""
+
+
+def _projected(engine: Tuned, budget: _Budget, peak: int | None) -> int:
+    """Bytes above the baseline that the call is projected to take, from the process's peak so far."""
+    searched = (peak or budget.baseline) - budget.baseline
+    ready = machine.resident_memory() - meter.reusable() - budget.baseline
+    needed = ready + (0 if has_gpu() else engine.call_bytes) + budget.result
+    return int(1.1 * max(searched, needed)) + 16 * MiB
 
 
 def _wanted(**given: Any) -> SensitivitySection:

@@ -139,6 +139,7 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+@functools.cache
 def processor() -> str:
     """The processor's name."""
     for line in _read(Path("/proc/cpuinfo")).splitlines():
@@ -149,7 +150,8 @@ def processor() -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(errors="replace").strip()
+        with open(path, "rb", buffering=0) as file:
+            return file.read().decode(errors="replace").strip()
     except OSError:
         return ""
 
