@@ -371,8 +371,9 @@ class _Search:
             with meter.measured(gpu=self.room.gpu) as reading:
                 rate = _rate_of_a_call(engine, windows)
             self._built[_family(setting)] = max(0.0, built - len(windows) / rate)
-            if len(windows) / rate < TRIAL_SECONDS:
-                rate = _time(engine, windows, min(TRIAL_SECONDS, SHARE * self._work(rate)))
+            seconds = min(TRIAL_SECONDS, SHARE * self._work(rate))
+            if len(windows) / rate < seconds:
+                rate = _time(engine, windows, seconds)
         except Exception as error:  # whatever a kernel raises on this model is a reason not to take it
             return Trial(setting, projected, note=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
         trial = Trial(engine.setting, projected, rate, reading.peak)

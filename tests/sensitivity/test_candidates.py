@@ -85,7 +85,7 @@ def test_what_people_write_is_tried_first():
 def test_a_first_call_of_the_plain_tape_is_large():
     plain = Setting("batch_jacobian", 1)
     assert candidates.first_size(plain, FACTS, 10**10, 32).windows_per_call == 32
-    long = changed(activations=10**6)
+    long = changed(activations=10**5)
     few, many = (candidates.first_size(s, long, 10**10, 64) for s in (replace(plain, xla=True), plain))
     assert few.windows_per_call < many.windows_per_call
     assert call_memory(long, many) <= candidates.PLAIN_BYTES or many.windows_per_call <= candidates.FIRST_WINDOWS
