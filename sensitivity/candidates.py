@@ -15,6 +15,8 @@ from .setting import Setting
 # 1,800 and two minutes: beyond the first figure XLA is tried last, beyond the second never.
 MANY_OPERATIONS, MOST_OPERATIONS = 600, 1000
 FIRST_BYTES = 32 * MiB  # of a first call: about what caches hold
+# Of a first call of the plain tape, which may be the only one: large calls share its overhead, that of loops above all.
+PLAIN_BYTES, PLAIN_LOOPED_BYTES = 256 * MiB, 1024 * MiB
 # And enough windows to share its overhead, which is large where TensorFlow runs a loop, not XLA.
 FIRST_WINDOWS, FIRST_RECURRENT, FIRST_LOOPED = 8, 32, 64
 RULE_WINDOWS, RULE_ROWS = 1024, 8192  # windows, and windows × outputs, of an untried call
@@ -66,6 +68,49 @@ def families(wanted: SensitivitySection, facts: CallFacts, *, gpu: bool = False)
         one_by_one = [s for s in found if not s.xla and (s.kernel == "gradient" or not s.experimental_use_pfor)]
         found = [replace(s, use_cudnn=True) for s in one_by_one if s.kernel not in ("forward", "scan")] + found
     return found
+
+
+def in_order(able: list[Setting], facts: CallFacts) -> list[Setting]:
+    """The families in the order of their trials: the plain tape first, so that whatever is chosen is as fast.
+
+    A scan that XLA compiles goes before it through recurrent layers: it is faster by far, and takes less memory.
+    """
+    plainest = [setting for setting in able if setting.kernel == "batch_jacobian" and not setting.xla]
+    loop = next((setting for setting in plainest if not setting.use_cudnn), None)  # where pfor is not for this model
+    plain = next(filter(is_plain, able), loop)
+    if plain is None:
+        return able
+    scans = [setting for setting in able if setting.kernel == "scan" and setting.xla and facts.recurrent]
+    if able[0] not in scans:
+        scans = []
+    return [*scans, plain, *(setting for setting in able if setting is not plain and setting not in scans)]
+
+
+def is_plain(setting: Setting) -> bool:
+    """Whether it is what people write: `tf.function` around a tape's gradient, or its `batch_jacobian` by pfor."""
+    tape = setting.kernel in ("gradient", "batch_jacobian") and setting.experimental_use_pfor
+    return tape and not setting.xla and not setting.use_cudnn and setting.parallel_iterations is None
+
+
+def effort(setting: Setting, facts: CallFacts) -> float:
+    """What tracing and compiling a family takes, in units that only compare families of one model.
+
+    Measured on models of 20 to 550 operations, two recurrent ones among them: a loop's graph has about three times
+    the forward pass's operations, pfor's six times, over a recurrent loop fifteen times; forward mode has twice these.
+    XLA takes about four times as long as tracing, and longer by operation in large graphs.
+    """
+    if setting.kernel == "scan":
+        return _SCAN_EFFORT * facts.operations * (2 if setting.xla else 1)
+    looped = not setting.experimental_use_pfor
+    written = _LOOP_EFFORT if looped else _RECURRENT_PFOR_EFFORT if facts.recurrent else _PFOR_EFFORT
+    if setting.kernel == "gradient":
+        written = _GRADIENT_EFFORT
+    compiled = _XLA_EFFORT * max(1.0, facts.operations / _LARGE_GRAPH) if setting.xla else 1.0
+    return written * compiled * (2 if setting.kernel == "forward" else 1) * facts.operations
+
+
+_GRADIENT_EFFORT, _LOOP_EFFORT, _PFOR_EFFORT, _RECURRENT_PFOR_EFFORT = 2.0, 4.0, 6.0, 15.0
+_SCAN_EFFORT, _XLA_EFFORT, _LARGE_GRAPH = 12.0, 4.0, 300
 
 
 def compiles_long(setting: Setting, facts: CallFacts) -> bool:
@@ -130,7 +175,8 @@ def _lost(kernel: str, facts: CallFacts, pfor: bool, xla: bool) -> tuple[str, ..
     """XLA, and for a recurrent model the scan: what would have been faster, and why it cannot be had."""
     no_xla = None if xla else _why_not(kernel, facts, pfor, True)
     no_scan = facts.no_scan if facts.recurrent and not (facts.scan or facts.only_gradient) else None
-    reasons = {"XLA": no_xla, "scan": no_scan, "kernels but gradient": facts.only_gradient}
+    no_pfor = facts.no_pfor if kernel in ("batch_jacobian", "forward") else None
+    reasons = {"XLA": no_xla, "scan": no_scan, "pfor": no_pfor, "kernels but gradient": facts.only_gradient}
     return (*facts.lost, *(f"{what}: {reason}" for what, reason in reasons.items() if reason))
 
 
@@ -213,11 +259,18 @@ def _few(setting: Setting, facts: CallFacts) -> int:
     return FIRST_RECURRENT if facts.recurrent else FIRST_WINDOWS
 
 
+def _enough(setting: Setting, facts: CallFacts) -> int:
+    """Bytes that a first call may take, though some windows would take less."""
+    if not is_plain(setting):
+        return FIRST_BYTES
+    return PLAIN_LOOPED_BYTES if facts.recurrent else PLAIN_BYTES
+
+
 def first_size(setting: Setting, facts: CallFacts, memory: int, windows: int) -> Setting | None:
     """The setting for its first trial: a call that caches may hold, or of a few windows; of fewer rows at once where
     not even one fits.
     """
-    enough = max(FIRST_BYTES, call_memory(facts, replace(setting, windows_per_call=_few(setting, facts))))
+    enough = max(_enough(setting, facts), call_memory(facts, replace(setting, windows_per_call=_few(setting, facts))))
     sized = largest(setting, facts, min(memory, enough), windows, windows)
     if sized is not None:
         return sized

@@ -49,6 +49,7 @@ class Tuned:
         self.setting = setting
         self._proved, self._checked = False, False
         self._function = compile_kernel(self.target, setting)
+        self._traced: Any = None  # the function's only trace, which is called at less cost
 
     def limit_to(self, limit: int | None) -> None:
         """The process's most resident bytes from now on."""
@@ -115,9 +116,9 @@ class Tuned:
 
     def _trace(self) -> None:
         with pfor_fallbacks() as operations:
-            traced = self._function.get_concrete_function()
+            self._traced = self._function.get_concrete_function()
         if self.target.facts.rows_of == "derivatives":
-            _require_exact(traced.graph.as_graph_def())
+            _require_exact(self._traced.graph.as_graph_def())
         lost = [f"pfor: {name} runs one output after another" for name in sorted(operations)]
         self.setting = replace(
             self.setting, lost=(*self.setting.lost, *(x for x in lost if x not in self.setting.lost))
@@ -128,11 +129,11 @@ class Tuned:
         facts, step = self.target.facts, self.setting.outputs_per_call
         whole = (len(given[0]), *facts.block_shape)
         if step is None:
-            prediction, block = self._function(0, *given)
+            prediction, block = self._traced(tf.constant(0), *given)
             return prediction.numpy(), block.numpy().reshape(whole)
         derived = np.empty((len(given[0]), facts.rows, *facts.row_shape), facts.dtype)
         for first in facts.firsts(step):
-            prediction, block = self._function(first, *given)
+            prediction, block = self._traced(tf.constant(first), *given)
             derived[:, first : first + step] = block.numpy().reshape(len(derived), step, *facts.row_shape)
         return prediction.numpy(), derived.reshape(whole)
 

@@ -102,6 +102,7 @@ class CallFacts:
     smooth: the derivative has no jumps, as far as the graph's operations tell (a ReLU's has one).
     operations: in the graph of the forward pass; an unrolled loop has thousands.
     only_gradient, together, linear, only_first: what the backward pass allows, as `Backward` says.
+    no_pfor: why pfor is never to be tried; empty where it may be.
     lost: what of the model as it was given is not kept, such as its half precision.
     packing: where a window holds what the model takes, unless it takes the window itself.
 
@@ -138,6 +139,7 @@ class CallFacts:
     only_first: str = ""
     lost: tuple[str, ...] = ()
     packing: Packing | None = None
+    no_pfor: str = ""
 
     @property
     def target_size(self) -> int:
@@ -168,6 +170,12 @@ class CallFacts:
     @property
     def row_size(self) -> int:
         return math.prod(self.row_shape)
+
+    def windows_summed(self, samples: int) -> int:
+        """Windows whose points go through calls of so many samples together: so many that the last call, which may be
+        filled up, hardly counts.
+        """
+        return min(samples, -(-_CALLS_SUMMED * samples // self.points)) if self.points > 1 else samples
 
     @property
     def lags(self) -> int:
@@ -300,6 +308,7 @@ class ModelFacts(CallFacts):
         return survey.gaps if self.labels is None else self.labels.missing(survey)
 
 
+_CALLS_SUMMED = 8
 _EARLIER = "a run of an earlier version"
 _SHAPES = ("row_shape", "block_shape")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -110,7 +111,7 @@ def computed(
     wanted = _wanted(**{key: value for key, value in asked.items() if key not in BESIDE})
     started = time.perf_counter()
     given, baseline = _given_bytes(memory), machine.resident_memory()
-    with machine.span() as peak:
+    with machine.span() if report else contextlib.nullcontext(_not_known) as peak:
         compiled = as_model(model)  # which a twin of full precision is not
         model = in_full_precision(compiled)
         source, packing = everything.packed(compiled, wanted.of, _dtype(model))
@@ -123,7 +124,7 @@ def computed(
         copied = 0 if isinstance(windows, np.ndarray) and np.may_share_memory(source, windows) else source.nbytes
         budget = _Budget(given, baseline, copied, _result_bytes(target.facts, len(source)), product.name)
         key = (source.shape[1:], str(source.dtype), wanted, packing, product, target.facts.rows, target.facts.source)
-        reused = _reused(store.kernels.get(key, {}), source, wanted, budget) if len(source) else None
+        reused = _reused(store.kernels.get(key, {}), source, wanted, budget, target) if len(source) else None
         state = State.of(model, source)
         if reused is not None and not store.is_right(key, reused[1], source, state):
             store.forget()
@@ -131,10 +132,7 @@ def computed(
         choice, engine = reused or _timed(store.kernels.setdefault(key, {}), wanted, target, budget, source)
         store.proved[key] = state.after(store.proved.get(key))
         engine.limit_to(budget.limit)
-        searched = (peak() or baseline) - baseline
-        ready = machine.resident_memory() - meter.reusable() - baseline
-        needed = ready + (0 if has_gpu() else engine.call_bytes) + _result_bytes(target.facts, len(source))
-        projected = int(1.1 * max(searched, needed)) + 16 * MiB
+        projected = _projected(engine, budget, peak()) if report else 0
         result, others = _run(engine, product, source, beside, everything=report)
         highest = peak()
     if product.name == "jacobian" and result.size and not result.any():
@@ -145,6 +143,18 @@ def computed(
     measured = None if highest is None else highest - baseline
     seconds = time.perf_counter() - started
     return result, Report(engine.setting, choice, projected, measured, len(source), seconds, reused is not None, others)
+
+
+def _not_known() -> None:
+    """The peak of a call that nobody asks for a report of."""
+
+
+def _projected(engine: Tuned, budget: _Budget, peak: int | None) -> int:
+    """Bytes above the baseline that the call is projected to take, from the process's peak so far."""
+    searched = (peak or budget.baseline) - budget.baseline
+    ready = machine.resident_memory() - meter.reusable() - budget.baseline
+    needed = ready + (0 if has_gpu() else engine.call_bytes) + budget.result
+    return int(1.1 * max(searched, needed)) + 16 * MiB
 
 
 def _wanted(**given: Any) -> SensitivitySection:
@@ -249,11 +259,11 @@ def _result_bytes(facts: CallFacts, windows: int) -> int:
 
 
 def _reused(
-    kept: dict[int, Found], source: np.ndarray, wanted: SensitivitySection, budget: _Budget
+    kept: dict[int, Found], source: np.ndarray, wanted: SensitivitySection, budget: _Budget, target: Target
 ) -> tuple[Choice, Tuned] | None:
     """A kernel of an earlier call, if one serves."""
-    most, room = _most_at_once(len(source), wanted), budget.room(0)
-    found = next((there for there in kept.values() if there.serves(len(source), most, room)), None)
+    most, room, count = _most_at_once(len(source), wanted), budget.room(0), len(source) * target.facts.points
+    found = next((there for there in kept.values() if there.serves(count, most, room)), None)
     return None if found is None else (found.choice, found.engine)
 
 
@@ -267,7 +277,7 @@ def _timed(
     most, room = _most_at_once(len(source), wanted), budget.room(budget.compiler)
     some = np.ascontiguousarray(source[np.linspace(0, len(source) - 1, min(TIMED_ON, len(source))).astype(int)])
     choice, engine = tune(wanted, target, some, room, most, len(source), key="memory")
-    kept[most] = Found(choice, engine, len(source), most, room.call)
+    kept[most] = Found(choice, engine, len(source) * target.facts.points, most, room.call)
     return choice, engine
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from .engine import Tuned
 from .facts import CallFacts
@@ -25,7 +26,9 @@ LARGER = 5  # times the bytes of a call are those of one of four times the windo
 
 @dataclass(frozen=True)
 class Found:
-    """A choice and its kernel, found for so many windows, at `most` a call, with `call` bytes for one."""
+    """A choice and its kernel, found for so many windows, all points of each counted, with `most` windows at once and
+    `call` bytes for a call.
+    """
 
     choice: Choice
     engine: Tuned
@@ -96,7 +99,7 @@ class State:
 
     @classmethod
     def of(cls, model: keras.Model, source: np.ndarray) -> State:
-        weights = (np.asarray(weight, "float32").ravel() for weight in model.weights)
+        weights = (_numbers(weight).astype("float32", copy=False).ravel() for weight in model.weights)
         sums = tuple(float(part) for weight in weights for part in (weight.sum(), np.dot(weight, weight)))
         return cls(sums, float(_sizes(source).max(initial=0.0)))
 
@@ -105,6 +108,13 @@ class State:
         if before is None or before.weights != self.weights:
             return self
         return replace(self, largest=max(self.largest, before.largest))
+
+
+def _numbers(weight: keras.Variable) -> np.ndarray:
+    """A weight's, as `np.asarray` gives them in six times the time."""
+    if not isinstance(getattr(weight.value, "handle", None), tf.Tensor):
+        return np.asarray(weight)
+    return tf.raw_ops.ReadVariableOp(resource=weight.value.handle, dtype=weight.value.dtype).numpy()
 
 
 def _sizes(source: np.ndarray) -> np.ndarray:

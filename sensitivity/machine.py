@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import platform
 import sys
@@ -55,16 +56,23 @@ def _limits() -> Iterator[tuple[int, int]]:
 _LIMITS_OF_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def _groups(controller: str, file: str) -> Iterator[Path]:
+def _groups(controller: str, file: str) -> tuple[Path, ...]:
     """This process's control group and those around it that have `file`; controller: "" in version 2.
 
     In a container the names are often the host's: what is not there is passed over, the root is always looked at.
     """
-    for line in _read(_OWN_GROUPS).splitlines() or ["0::/"]:
+    return _groups_with(_CGROUPS / controller, controller, file, _read(_OWN_GROUPS))
+
+
+@functools.lru_cache(maxsize=64)
+def _groups_with(root: Path, controller: str, file: str, own_groups: str) -> tuple[Path, ...]:
+    found: list[Path] = []
+    for line in own_groups.splitlines() or ["0::/"]:
         _, controllers, name = line.split(":", 2)
         if controller in controllers.split(","):
-            own = _CGROUPS / controller / name.strip("/")
-            yield from (group for group in (own, *own.parents) if (group / file).exists())
+            own = root / name.strip("/")
+            found += (group for group in (own, *own.parents) if (group / file).exists())
+    return tuple(found)
 
 
 def _statistic(path: Path, name: str) -> int:
@@ -131,6 +139,7 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+@functools.cache
 def processor() -> str:
     """The processor's name."""
     for line in _read(Path("/proc/cpuinfo")).splitlines():
@@ -141,7 +150,8 @@ def processor() -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(errors="replace").strip()
+        with open(path, "rb", buffering=0) as file:
+            return file.read().decode(errors="replace").strip()
     except OSError:
         return ""
 

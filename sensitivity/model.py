@@ -30,7 +30,7 @@ from .saved_models import SavedModel
 from .sections import WindowsSection
 from .sources import INPUT, given_by_layer, layer_named, moved, source_named, with_output
 from .survey import Survey
-from .tracing import traced
+from .tracing import no_pfor, traced
 from .variables import PREDICTION, Variable
 from .walks import ScanFacts
 from .weights import is_weights, weights_named, with_own_weights
@@ -269,6 +269,7 @@ def _run_once(
             operations=len(seen.operations),
             dtype=dtype,
             lost=(*said(given), *unreached),
+            no_pfor=no_pfor(seen),
             packing=packing,
             **vars(back),
         )

@@ -225,7 +225,8 @@ def summing_memory(facts: CallFacts, setting: Setting) -> int:
     """Bytes that a product of many points of each window takes to add up what its calls give: the sums, derivatives as
     sums take them, and those of windows that are done.
     """
-    return 0 if facts.points == 1 else 3 * setting.windows_per_call * result_bytes(facts)
+    size = setting.windows_per_call
+    return 0 if facts.points == 1 else (size + 2 * facts.windows_summed(size)) * result_bytes(facts)
 
 
 def kernel_memory(facts: CallFacts, setting: Setting) -> int:

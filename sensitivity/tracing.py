@@ -32,7 +32,8 @@ from .saved_models import SavedModel
 class Traced:
     """output: of the model, as it gives it. activations: numbers that all layers put out for one window. recurrent:
     (steps, units) of each call of a recurrent layer. operations: of the graph, those in loops and branches too.
-    smooth: the derivative has no jumps, as far as operations tell.
+    smooth: the derivative has no jumps, as far as operations tell. gathers: numbers that come from the windows are
+    gathered by their places.
     """
 
     output: Any
@@ -40,8 +41,10 @@ class Traced:
     recurrent: tuple[tuple[int, int], ...]
     operations: list[Any]
     smooth: bool
+    gathers: bool
 
 
+_GATHERS = ("GatherV2", "GatherNd", "Gather")  # whose gradients are sums by segment
 _KINKED = {
     *("Abs", "Ceil", "Floor", "LeakyRelu", "Max", "MaxPool", "Maximum", "Min", "Minimum", "Relu", "Relu6", "Rint"),
     *("Round", "Selu", "Sign", "TopKV2", "Greater", "GreaterEqual", "Less", "LessEqual", "PyFunc", "EagerPyFunc"),
@@ -94,7 +97,20 @@ def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
     size = seen.size + scores
     if isinstance(innermost(model), SavedModel):
         size, recurrent = _restored_sizes(model, zeros, graph)
-    return Traced(output, size, recurrent, nodes_of(graph), smooth)
+    return Traced(output, size, recurrent, nodes_of(graph), smooth, _gathers_windows(function, graph))
+
+
+def no_pfor(seen: Traced) -> str:
+    """Why pfor is never to be tried on the model; empty where it may be.
+
+    Over a loop and the sums by segment that are a gather's gradient it corrupts the heap, and the process dies one time
+    in six or so: TensorFlow 2.21, an LSTM whose samples are windows by another axis. The loop over outputs never does.
+    """
+    loops = seen.recurrent or any(node.op in LOOPS for node in seen.operations)
+    return _CORRUPTS if seen.gathers and loops else ""
+
+
+_CORRUPTS = "TensorFlow's pfor can corrupt memory where a recurrent model gathers numbers"
 
 
 def _failed(model: keras.Model, zeros: tf.Tensor, error: Exception) -> Refused:
@@ -141,14 +157,23 @@ def _require_derivatives(nodes: Sequence[Any]) -> None:
         )
 
 
-def _from_windows(function: Any) -> list[Any]:
-    """Operations of a graph on what comes from its windows; others are of weights and constants alone."""
+def _from_windows(function: Any, kinds: Sequence[str] = ()) -> list[Any]:
+    """Operations of a graph on what comes from its windows; others are of weights and constants alone. kinds: those of
+    these kinds, whose first input it is; none: all.
+    """
     reached, found = {function.inputs[0].ref()}, []
     for operation in function.graph.get_operations():  # inputs before those that take them
         if any(tensor.ref() in reached for tensor in operation.inputs):
             reached.update(tensor.ref() for tensor in operation.outputs)
-            found.append(operation.node_def)
+            if not kinds or (operation.type in kinds and operation.inputs[0].ref() in reached):
+                found.append(operation.node_def)
     return found
+
+
+def _gathers_windows(function: Any, graph: Any) -> bool:
+    """Whether numbers that come from the windows are gathered; within loops and branches, any numbers that are."""
+    within = (node for node in _within(graph) if node.op in _GATHERS)
+    return any(not _on_integers(node) for node in (*_from_windows(function, _GATHERS), *within))
 
 
 @dataclass

@@ -1,10 +1,13 @@
 """Which setting runs fastest on this worker, within its memory: by trials on real windows, few and cheap.
 
-Every family of settings (kernel, pfor or loop, XLA or not) is tried once, at a batch that caches may hold. The best of
-them are then tried with more and with fewer windows a call, since what limits them differs: a loop without XLA lives
-on large batches, pfor on small ones. Nothing projected over the budget is run: XLA's compiler states the bytes of a
-family's first call where that comes near it, each trial measures those of its own, which corrects what is projected for
-the next. A trial whose numbers are not the model's is passed over.
+The plain compiled tape is tried first, whatever that takes: it is what people write, and nothing slower is ever taken.
+Its trial tells what tracing and compiling takes on this machine, and so what each other family (kernel, pfor or loop,
+XLA or not) would: one is tried where that is less than what is left of the time for trials, which is a fifth of the
+work's, or a few seconds where the work takes as long. The best are then tried with more and with fewer windows a call,
+since what limits them differs: a loop without XLA lives on large batches, pfor on small ones. Nothing projected over
+the memory is run: XLA's compiler states the bytes of a family's first call where that comes near it, each trial
+measures those of its own, which corrects what is projected for the next. A trial whose numbers are not the model's is
+passed over.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from . import machine, meter
-from .candidates import choose, compiles_long, even, families, first_size, halved
+from .candidates import choose, compiles_long, effort, even, families, first_size, halved, in_order
 from .device import call_budget, has_gpu, kind
 from .engine import Tuned
 from .errors import Refused
-from .facts import ModelFacts
+from .facts import CallFacts, ModelFacts
 from .job import SensitivitySection
 from .model import Target
 from .plan import (
@@ -41,6 +44,7 @@ PFOR_BYTES = 100 * MiB  # tracing pfor over a recurrent layer: it writes every o
 LEAST_SECONDS, MOST_SECONDS, SHARE = 3.0, 25.0, 0.2
 SURE = 32  # times what the rule projects: a call of such a room is tried without asking the compiler, at half the price
 TRIAL_SECONDS, COMPILING_SECONDS = 0.15, 15.0  # the second: expected of XLA for a graph of many operations
+CALLS = 4  # that a trial makes, about
 CHECKED = 4  # windows whose vector-Jacobian product is checked
 AGAIN, SCALED = 1.1, 1.3  # margins over what was measured, for the same call again and for one of another size
 LEAST_BYTES = 2 * MiB  # below this, measuring is noise
@@ -48,6 +52,7 @@ CONTENDER, PLATEAU, RIVAL, EQUAL = 0.4, 0.9, 0.85, 0.93  # of the best rate: wor
 RIVALS, ROUNDS = 4, 5
 NEAR = 0.95  # of a worker's memory: resident bytes at which its calls are made smaller
 FEW = 64  # windows to prove a job's model and to time its kernels on
+MOST_SAMPLES = 4096  # of a call, where a window has many points
 UNSEEN_GPU = "gpu: a worker's"
 
 
@@ -81,9 +86,14 @@ def is_given(wanted: SensitivitySection) -> bool:
     return wanted.kernel != "auto" and wanted.windows_per_call != "auto" and pfor
 
 
+def samples(windows: int, facts: CallFacts) -> int:
+    """Samples that calls of so many windows have: all points of each window, up to a number that fills any call."""
+    return max(windows, min(windows * facts.points, MOST_SAMPLES))
+
+
 def by_rule(wanted: SensitivitySection, target: Target, room: Room, windows: int, key: str) -> Choice:
     """What to take where nothing is timed, for `windows` windows; `Refused`, in the name of `key`, where none fits."""
-    setting = choose(wanted, target.facts, room.call, windows, key=key, gpu=room.gpu)
+    setting = choose(wanted, target.facts, room.call, samples(windows, target.facts), key=key, gpu=room.gpu)
     by = "given" if is_given(wanted) else "rule"
     return Choice(setting, by, call_memory(target.facts, setting), kind=room.kind, asked=wanted.knobs)
 
@@ -101,12 +111,13 @@ def tune(
     """The fastest setting found, and its kernel, compiled.
 
     windows: a few real ones `(n, *input_shape)`, n ≥ 1. most: windows that are ever there at once. total: windows that
-    this worker has to do: trials take no more than a fifth of the time that needs, but 3 seconds always, and 25 at
-    most, which is under 5 % of ten minutes.
+    this worker has to do, of each of which all points are. Trials beyond the first take no more than a fifth of the
+    time that the work needs, or all of it up to 3 seconds, and 25 at most, which is under 5 % of ten minutes.
     Raises `Refused`, in the name of `key` where no single window fits.
     """
     rule = by_rule(wanted, target, room, most, key)
-    search = _Search(wanted, target, windows, room, most, total)
+    facts = target.facts
+    search = _Search(wanted, target, windows, room, samples(most, facts), total * facts.points)
     if rule.by != "given":
         search.run()
     best = search.best()
@@ -144,12 +155,13 @@ class _Search:
     total: int
     trials: list[Trial] = field(default_factory=list)
     engines: dict[Setting, Tuned] = field(default_factory=dict)  # those that may yet be the best
-    _spent: dict[Setting, float] = field(default_factory=dict)  # seconds of a family's last trial
+    _built: dict[Setting, float] = field(default_factory=dict)  # seconds that a family took beside its calls
     _probe: Probe | None = None
     _began: float = field(default_factory=time.perf_counter)
 
     def run(self) -> None:
-        for family in families(self.wanted, self.target.facts, gpu=self.room.gpu):
+        able = families(self.wanted, self.target.facts, gpu=self.room.gpu)
+        for family in in_order(able, self.target.facts):
             self._begin(family)
         best = self.best()
         if best is None or self.wanted.windows_per_call != "auto":
@@ -246,7 +258,7 @@ class _Search:
         for _ in range(ROUNDS if len(rivals) > 1 else 0):
             for setting, found in rates.items():
                 if self._left() > 2 * TRIAL_SECONDS:
-                    found.append(_time(self.engines[setting.bare], self._sized(setting)))
+                    found.append(_time(self.engines[setting.bare], self._sized(setting), TRIAL_SECONDS))
         again = {setting: float(np.median(found)) for setting, found in rates.items() if len(found) == ROUNDS}
         if len(again) == len(rivals):
             self.trials = [
@@ -262,10 +274,24 @@ class _Search:
         return self._try(setting, worth_telling=False)
 
     def _left(self) -> float:
-        """Seconds for further trials."""
+        """Seconds for further trials: those of the first are not counted."""
         best = self.best()
-        work = self.total / _rate(best) if best else 0.0
-        return min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * work)) - (time.perf_counter() - self._began)
+        work = self._work(_rate(best)) if best else 0.0
+        return min(MOST_SECONDS, max(min(LEAST_SECONDS, work), SHARE * work)) - (time.perf_counter() - self._began)
+
+    def _work(self, rate: float) -> float:
+        """Seconds for all windows."""
+        return self.total / rate if rate else 0.0
+
+    def _expected(self, setting: Setting) -> float:
+        """Seconds of a trial: as its family took, or else the first one, by what both have to trace and to compile."""
+        family, best = _family(setting), self.best()
+        calls = CALLS * setting.windows_per_call / _rate(best) if best else 0.0
+        if family in self._built:
+            return self._built[family] + calls
+        known, seconds = next(iter(self._built.items()), (family, 0.0))
+        facts = self.target.facts
+        return seconds * effort(family, facts) / effort(known, facts) + calls
 
     def _why_not(self, setting: Setting, projected: int) -> str:
         if projected > self.room.call and not self._compiler_tells(setting):
@@ -273,8 +299,8 @@ class _Search:
         best = self.best()
         if best is None:
             return ""
-        slow = compiles_long(setting, self.target.facts)
-        if self._left() < self._spent.get(_family(setting), COMPILING_SECONDS if slow else 0.0):
+        slow = compiles_long(setting, self.target.facts) and _family(setting) not in self._built
+        if self._left() <= max(self._expected(setting), COMPILING_SECONDS if slow else 0.0):
             return "no time left to try it"
         taken = machine.resident_memory() - meter.reusable()
         if self.room.resident is not None and taken + projected + self._building(setting) > self.room.resident:
@@ -306,10 +332,13 @@ class _Search:
             if worth_telling:
                 self.trials.append(Trial(setting, projected, note=note))
             return None
-        began = time.perf_counter()
-        engine = Tuned(self.target, setting)
+        is_first = self.best() is None
+        engine, began = Tuned(self.target, setting), time.perf_counter()
         trial = self._run(engine, projected)
-        self._spent[_family(setting)] = time.perf_counter() - began
+        if is_first:
+            self._began = time.perf_counter()
+        elif trial.windows_per_second is None:
+            self._built[_family(setting)] = time.perf_counter() - began
         if trial.windows_per_second is None:
             self.trials.append(trial)
             return self._try_what_fits(trial)
@@ -336,11 +365,15 @@ class _Search:
             projected = projected if stated is None else stated + self._on_host(setting)
             if projected > self.room.call:
                 return Trial(setting, projected, note=self._too_large(projected))
+            began = time.perf_counter()
             _, jacobian = engine(windows)
+            built = time.perf_counter() - began
             with meter.measured(gpu=self.room.gpu) as reading:
                 rate = _rate_of_a_call(engine, windows)
-            if len(windows) / rate < TRIAL_SECONDS:
-                rate = _time(engine, windows)
+            self._built[_family(setting)] = max(0.0, built - len(windows) / rate)
+            seconds = min(TRIAL_SECONDS, SHARE * self._work(rate))
+            if len(windows) / rate < seconds:
+                rate = _time(engine, windows, seconds)
         except Exception as error:  # whatever a kernel raises on this model is a reason not to take it
             return Trial(setting, projected, note=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
         trial = Trial(engine.setting, projected, rate, reading.peak)
@@ -384,11 +417,11 @@ def _rate(trial: Trial) -> float:
     return trial.windows_per_second or 0.0
 
 
-def _time(engine: Tuned, windows: np.ndarray) -> float:
+def _time(engine: Tuned, windows: np.ndarray, seconds: float) -> float:
     """Windows a second: the median of two calls or more. The fastest would favour small calls, which are more."""
     began = time.perf_counter()
     rates: list[float] = []
-    while len(rates) < 2 or time.perf_counter() - began < TRIAL_SECONDS:
+    while len(rates) < 2 or time.perf_counter() - began < seconds:
         rates.append(_rate_of_a_call(engine, windows))
     return float(np.median(rates))
 

@@ -187,7 +187,7 @@ class Worker:
         """
         windows = self.run.windows
         apart = windows.stride > windows.length
-        size = self.kernel.setting.windows_per_call if apart else stop - start
+        size = self.run.facts.windows_summed(self.kernel.setting.windows_per_call) if apart else stop - start
         whole = []
         for first in range(0, stop - start, size):
             part = slice(first, min(first + size, stop - start))

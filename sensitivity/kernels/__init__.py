@@ -45,6 +45,8 @@ def why_not(name: str, facts: CallFacts, *, pfor: bool = False, xla: bool = Fals
         return facts.only_gradient
     if facts.by_output_step and name != "scan":
         return "max_lag counts back from each output's own step, which the scan alone does"
+    if pfor and facts.no_pfor and name in ("batch_jacobian", "forward"):
+        return facts.no_pfor
     return KERNELS[name].why_not(facts, pfor=pfor, xla=xla)
 
 

@@ -52,10 +52,10 @@ class ExpectedGradients(OfInput):
     def computed(self, engine: Tuned, fetch: Fetch, count: int) -> Iterator[Found]:
         samples = len(self.baselines)
         shares = (np.random.default_rng(self.seed).permutation(samples) + 0.5) / samples
+        baselines = self.baselines.reshape(samples, *engine.target.facts.source.shape)
+        toward = (1 - shares).reshape(-1, *(1,) * (baselines.ndim - 1)) * baselines
+        points = Points(shares, toward, np.full(samples, 1 / samples), baselines).and_window()
         for done, given in in_parts(engine, fetch, count):
-            baselines = self.baselines.reshape(samples, *engine.target.facts.source.shape)
-            toward = (1 - shares).reshape(-1, *(1,) * (baselines.ndim - 1)) * baselines
-            points = Points(shares, toward, np.full(samples, 1 / samples), baselines).and_window()
             found, predictions = summed(engine, given, points)
             yield done, {self.name: found, "prediction": predictions[:, -1]}
 

@@ -54,7 +54,7 @@ class IntegratedGradients(OfInput):
         return cls(_baseline(given, shape, record), wanted.steps)
 
     def shaped(self, facts: CallFacts) -> CallFacts:
-        return replace(super().shaped(facts), points=self.steps or 2 * FEWEST)
+        return replace(super().shaped(facts), points=self.steps or 4 * FEWEST)
 
     def variables(self, target: Dims, source: Dims) -> tuple[Variable, ...]:
         error = "how far attributions are from adding up to the output's change, by that change"

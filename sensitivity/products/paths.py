@@ -109,8 +109,11 @@ class OfInput(Jacobian):
 
 
 def in_parts(engine: Tuned, fetch: Fetch, count: int) -> Iterator[tuple[slice, Arrays]]:
-    """`count` windows, as many at a time as the engine takes a call, each `(*input_shape)` as the model has it."""
-    size, shape = engine.setting.windows_per_call, engine.target.facts.input_shape
+    """`count` windows, as many at a time as are summed together, each `(*input_shape)` as the model has it: their
+    points are the windows of the engine's calls.
+    """
+    facts = engine.target.facts
+    size, shape = facts.windows_summed(engine.setting.windows_per_call), facts.input_shape
     for start in range(0, count, size):
         part = slice(start, min(start + size, count))
         windows, *beside = fetch(part)

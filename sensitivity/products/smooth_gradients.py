@@ -50,9 +50,9 @@ class SmoothGradients(OfInput):
 
     def computed(self, engine: Tuned, fetch: Fetch, count: int) -> Iterator[Found]:
         samples = len(self.noise)
+        noise = self.noise.reshape(samples, *engine.target.facts.source.shape)
+        points = Points(np.ones(samples), noise, np.full(samples, 1 / samples)).and_window()
         for done, given in in_parts(engine, fetch, count):
-            noise = self.noise.reshape(samples, *engine.target.facts.source.shape)
-            points = Points(np.ones(samples), noise, np.full(samples, 1 / samples)).and_window()
             found, predictions = summed(engine, given, points)
             yield done, {self.name: found, "prediction": predictions[:, -1]}
 

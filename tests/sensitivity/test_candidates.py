@@ -14,6 +14,7 @@ from sensitivity.job import SensitivitySection
 from sensitivity.plan import call_memory
 from sensitivity.products.jacobian import Jacobian
 from sensitivity.setting import Setting
+from sensitivity.walks import ScanFacts
 
 AUTO = SensitivitySection()
 PLAIN = CallFacts(
@@ -60,6 +61,44 @@ def test_families_follow_the_model():
     forward = ways(changed(recurrent=((10, 8),), target_shape=(21,)))[3:]
     assert forward == ["forward, loop over inputs, XLA", "forward, loop over inputs, no XLA"]
     assert not any(way.endswith(", XLA") for way in ways(changed(smooth=False)))
+
+
+def first_tried(facts: CallFacts) -> str:
+    return str(candidates.in_order(candidates.families(AUTO, facts), facts)[0]).replace("1 windows a call, ", "")
+
+
+def test_what_people_write_is_tried_first():
+    assert first_tried(FACTS) == "batch_jacobian, pfor over all outputs, no XLA"
+    assert first_tried(changed(target_shape=(1,))) == "gradient, no XLA"
+    assert first_tried(changed(target_shape=(21,))) == "batch_jacobian, pfor over all outputs, no XLA"
+    assert first_tried(changed(recurrent=((10, 8),))) == "batch_jacobian, pfor over all outputs, no XLA"
+    assert (
+        first_tried(changed(recurrent=((10, 8),), no_pfor="it crashes")) == "batch_jacobian, loop over outputs, no XLA"
+    )
+    scanned = changed(recurrent=((10, 8),), scan=ScanFacts(0, 8, 8, 8, 8, 8, 8))
+    assert first_tried(scanned) == "scan, XLA"
+    assert first_tried(replace(scanned, smooth=False)) == "batch_jacobian, pfor over all outputs, no XLA"
+    every = candidates.families(AUTO, scanned)
+    assert sorted(map(str, candidates.in_order(every, scanned))) == sorted(map(str, every))
+
+
+def test_a_first_call_of_the_plain_tape_is_large():
+    plain = Setting("batch_jacobian", 1)
+    assert candidates.first_size(plain, FACTS, 10**10, 32).windows_per_call == 32
+    long = changed(activations=10**5)
+    few, many = (candidates.first_size(s, long, 10**10, 64) for s in (replace(plain, xla=True), plain))
+    assert few.windows_per_call < many.windows_per_call
+    assert call_memory(long, many) <= candidates.PLAIN_BYTES or many.windows_per_call <= candidates.FIRST_WINDOWS
+
+
+def test_what_corrupts_memory_is_never_tried():
+    gathers = changed(recurrent=((10, 8),), target_shape=(21,), no_pfor="it crashes")
+    found = candidates.families(AUTO, gathers)
+    assert found
+    assert not any(setting.experimental_use_pfor for setting in found)
+    assert all("pfor: it crashes" in setting.lost for setting in found)
+    with pytest.raises(Refused, match="it crashes"):
+        candidates.families(SensitivitySection(experimental_use_pfor=True), gathers)
 
 
 def test_on_a_gpu_cudnn_is_tried_and_never_under_pfor():

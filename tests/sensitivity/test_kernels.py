@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 from sensitivity import machine, meter
-from sensitivity.candidates import choose
+from sensitivity.candidates import choose, families
 from sensitivity.engine import Tuned
 from sensitivity.errors import Refused
 from sensitivity.job import SensitivitySection
@@ -106,6 +106,33 @@ def test_the_chosen_kernel_equals_the_tape(name):
     assert kernel.setting.xla == smooth
     told = {lost.partition(":")[0] for lost in kernel.setting.lost}
     assert told == {"lstm": {"XLA"}, "bidirectional": {"scan"}, "masking": {"scan"}}.get(name, set())
+
+
+def merged(gathered: bool):
+    """Some steps, as samples of windows by phases, before a recurrent layer: as LSTNet has it."""
+    source, phases = keras.Input(SHAPE), [[0, 2, 4], [1, 3, 5]]
+    if gathered:
+        parts = layers.Lambda(lambda x: tf.gather(x, phases, axis=1), output_shape=(2, 3, 3))(source)
+    else:
+        parts = layers.Lambda(lambda x: tf.stack([x[:, :6:2], x[:, 1:6:2]], 1), output_shape=(2, 3, 3))(source)
+    hidden = layers.Lambda(lambda x: tf.reshape(x, (-1, 3, 3)), output_shape=(3, 3))(parts)
+    hidden = layers.GRU(3)(hidden)
+    hidden = layers.Lambda(lambda x: tf.reshape(x, (-1, 6)), output_shape=(6,))(hidden)
+    return keras.Model(source, layers.Dense(2)(hidden))
+
+
+def test_pfor_is_not_tried_where_a_recurrent_model_gathers_numbers_of_its_windows():
+    facts = describe_call(merged(gathered=True), SHAPE, of="output", dtype="float32")
+    assert "corrupt memory" in facts.no_pfor
+    assert not any(setting.experimental_use_pfor for setting in families(SensitivitySection(), facts))
+    kernel = tuned(merged(gathered=True))
+    assert worst(kernel(windows_of(3))[1], tape_jacobian(kernel.target.model, windows_of(3))) < 1e-5
+    assert any(lost.startswith("pfor: TensorFlow's pfor can corrupt memory") for lost in kernel.setting.lost)
+    assert not describe_call(merged(gathered=False), SHAPE, of="output", dtype="float32").no_pfor
+    looked_up = sequential(
+        (4,), layers.Lambda(lambda x: tf.gather(x, [0, 2], axis=1), output_shape=(2,)), layers.Dense(2)
+    )
+    assert not describe_call(looked_up, (4,), of="output", dtype="float32").no_pfor  # no loop
 
 
 def setting_of(kernel: str, windows: int, **knobs) -> Setting:

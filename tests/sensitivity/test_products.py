@@ -222,6 +222,18 @@ def test_expected_gradients(reference):
     assert worst(found, np.mean(terms, 0)) < CLOSE
 
 
+def test_points_of_one_window_are_windows_of_a_call():
+    model, random = MODELS["dense"](), np.random.default_rng(0)
+    baselines = random.standard_normal((300, 6, 2)).astype("float32")
+    whole, report = sensitivity.expected_gradients(model, WINDOWS[:1], baselines, report=True)
+    assert report.setting.windows_per_call == 301
+    assert worst(sensitivity.expected_gradients(model, WINDOWS, baselines)[:1], whole) < CLOSE
+    _, report = sensitivity.integrated_gradients(model, WINDOWS[:1], steps=40, report=True)
+    assert report.setting.windows_per_call == 40
+    _, report = sensitivity.smooth_gradients(model, WINDOWS[:1], samples=40, report=True)
+    assert report.setting.windows_per_call == 41
+
+
 def test_expected_gradients_from_one_baseline_are_integrated_by_the_midpoint():
     reference = Reference(MODELS["dense"]())
     baseline = np.full((1, 6, 2), 0.2)

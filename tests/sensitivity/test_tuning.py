@@ -100,7 +100,7 @@ def test_the_fastest_few_are_timed_again_in_turns(wide, patient, monkeypatch):
     lucky, steady = "forward, 64 windows a call, loop over inputs, no XLA", "forward, 64 windows a call, pfor"
     times = Counter()
 
-    def rate(engine, windows):
+    def rate(engine, windows, seconds):
         name = str(engine.setting)
         times[name] += 1
         if name == lucky:
@@ -147,6 +147,28 @@ def test_trials_take_no_longer_than_the_work_is_worth(wide):
     choice, _ = tune(AUTO, wide, windows_of(9), Room(GB), 64, 30)
     assert sum(trial.windows_per_second is not None for trial in choice.trials) == 1
     assert {trial.note for trial in choice.trials[1:]} == {"no time left to try it"}
+
+
+def timed(choice: Choice) -> list[str]:
+    return [str(trial.setting) for trial in choice.trials if trial.windows_per_second]
+
+
+def test_small_work_is_done_by_what_people_write_and_by_nothing_else(wide, monkeypatch):
+    monkeypatch.setattr(tuning, "LEAST_SECONDS", 3.0)
+    choice, _ = tune(AUTO, wide, windows_of(9), Room(GB), 32, 32)
+    assert timed(choice) == ["batch_jacobian, 32 windows a call, pfor over all outputs, no XLA"]
+    assert {trial.note for trial in choice.trials[1:]} == {"no time left to try it"}
+
+
+def test_no_trial_begins_that_is_expected_to_outlast_its_time(wide, patient, monkeypatch):
+    """By what the plain tape took to build, and how much more the others have to."""
+    effort = {"pfor over all outputs, no XLA": 1.0, "loop over outputs, no XLA": 2.0}
+    known = lambda setting: next((units for words, units in effort.items() if words in str(setting)), 10.0**9)  # noqa: E731
+    monkeypatch.setattr(tuning, "effort", lambda setting, facts: known(setting))
+    choice, _ = tune(AUTO, wide, windows_of(9), Room(GB), 64, 10**6)
+    assert timed(choice)[0] == "batch_jacobian, 64 windows a call, pfor over all outputs, no XLA"
+    assert all(known(trial.setting) < 10**9 for trial in choice.trials if trial.windows_per_second)
+    assert {known(t.setting) for t in choice.trials if t.note == "no time left to try it"} == {10.0**9}
 
 
 def test_a_kernel_with_wrong_numbers_never_wins(wide, speeds, monkeypatch):
