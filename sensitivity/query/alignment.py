@@ -63,6 +63,11 @@ class Alignment:
         return xr.Variable("lag", np.array(self.lags, np.int64), {"long_name": f"{MEANINGS[self.to]}{later}"})
 
     @property
+    def growth(self) -> float:
+        """How many times the store's lags the answer's are."""
+        return len(self.lags) / len(self.stored)
+
+    @property
     def places(self) -> np.ndarray:
         """Where in the store each lag of the answer stands: int64 `(output_step, lag)`, −1 where no entry exists."""
         return self._places(self.lags)

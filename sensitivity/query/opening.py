@@ -31,7 +31,8 @@ def open_run(path: str | Path) -> xr.Dataset:
     run's dtype, with coordinates along time and feature beside their labels: `committed` (bool: the window's shard is
     done), `skipped` (bool: the window touches a missing value, so its Jacobian stays NaN), `window` (int64, lazy: its
     number in the run) and `input_std` (the feature's standard deviation over the series). A window that is not
-    committed reads as NaN.
+    committed reads as NaN. `step_lag` along output_step is there where outputs stand at steps of the window: the lag of
+    the output's own step, by which answers count lags; the dataset itself has them as they are stored.
 
     Of another product the variable has that product's name, which `attrs["product"]` says, and its dims; what else the
     store has along time stands beside it.

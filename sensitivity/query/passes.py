@@ -31,13 +31,15 @@ from .tasks import TOGETHER, tree
 @dataclass(frozen=True)
 class Pass:
     """What is summed and for whom. codes: int64 `(time)`, the group of each window, below zero where it counts for
-    none; groups: how many there are; needs: names of sums.
+    none; groups: how many there are; needs: names of sums; moved: how large a copy of them all is that is made once
+    they are added up, in sizes of these.
     """
 
     dataset: xr.Dataset
     codes: da.Array
     groups: int
     needs: tuple[str, ...]
+    moved: float = 0.0
 
     @property
     def others(self) -> dict[str, da.Array]:
@@ -90,7 +92,7 @@ class Pass:
         jacobian = self.dataset["jacobian"]
         group = self.cells * cell_bytes(self.needs, math.prod(jacobian.shape[3:]))
         branches = 2 + TOGETHER * max(1, math.ceil(math.log2(max(2, jacobian.data.numblocks[0]))))
-        return group * (self.groups * 2 + self.groups * branches // groups_apart)
+        return group * (self.groups * 2 + self.groups * branches // groups_apart + math.ceil(self.groups * self.moved))
 
 
 def _place(array: da.Array, time: int, step: int) -> tuple[int, ...]:

@@ -41,7 +41,8 @@ class Question:
     def reading(self) -> Pass:
         groups = int(np.prod([len(grouping.labels) for grouping in self.groupings]))
         needs = tuple(dict.fromkeys(need for one in self.statistics for need in one.needs))
-        return Pass(self.dataset, self.codes, groups, needs)
+        moved = 0.0 if self.alignment is None else self.alignment.growth
+        return Pass(self.dataset, self.codes, groups, needs, moved)
 
     @property
     def answers(self) -> Answers:

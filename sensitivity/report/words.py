@@ -194,7 +194,11 @@ def _signs(answers: Answers, found: list[Feature]) -> Iterator[str]:
         ways = sorted(((one.positive, "raises"), (one.negative, "lowers")), reverse=True)
         said = f"{ways[0][1]} {what} in {percent(ways[0][0])} of {where}"
         others = [f"{ways[1][1]} {it} in {percent(ways[1][0])}"] if ways[0][0] < CONSTANT else []
-        others += [f"has no effect in {percent(1 - sum(part for part, _ in ways))}"] if ways[0][0] < CONSTANT else []
+        others += (
+            [f"has no effect in {percent(max(0.0, round(1 - sum(part for part, _ in ways), 9)))}"]
+            if ways[0][0] < CONSTANT
+            else []
+        )
         rise = f"A rise of {named(one.name)}{_where(one, answers.terms)}, where it counts most,"
         yield f"{rise} {listed([said, *others])}."
 
@@ -251,8 +255,9 @@ def _moments(answers: Answers) -> Iterator[str]:
         return
     site = f" at {named(first['site'].item())}" if "site" in first.coords else ""
     units = ", in units of the input's spread," if answers.scaled else ""
+    step = f"of output step {first['at_output_step'].item()} " if answers.by_own_step else ""
     yield (
-        f"The largest single {answers.terms.noun}{units} is that {_place(first, answers.terms)}in the window "
+        f"The largest single {answers.terms.noun}{units} is that {step}{_place(first, answers.terms)}in the window "
         f"that ends {time_text(first['time'].values[()])}{site}."
     )
 
