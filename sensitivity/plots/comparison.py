@@ -12,6 +12,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..query.pairs import each_once
 from ..query.roles import CALLED
 from . import look
 from .terms import heading, terms_of
@@ -43,6 +44,7 @@ def side_by_side(both: Sequence[xr.Dataset], names: Sequence[str] | None = None)
 
 
 def _comparable(found: xr.Dataset) -> xr.Dataset:
+    found = each_once(found)
     importance = found["importance"].mean(look.targets(found))
     return xr.Dataset({"importance": importance, "influence": look.influence(found).transpose("lag", "feature")})
 
@@ -71,7 +73,9 @@ def _names(*found: xr.Dataset) -> list[str]:
 
 
 def draw_comparison(found: xr.Dataset, figure: Figure, top: int | None = None) -> None:
-    """found: as `side_by_side` makes it. Left: both importances; right: second − first, by lag."""
+    """found: as `side_by_side` makes it. Left: both importances. Right: first − second, by lag, with the
+    sign that `query.compare` has.
+    """
     order, others = look.most(found["importance"].max("run"), top or ROWS)
     found = found.isel(feature=order)
     figure.set_size_inches(look.WIDTH * 1.25, 1.9 + 0.34 * max(len(order), 4))
@@ -103,11 +107,11 @@ def _draw_bars(axes: Axes, found: xr.Dataset) -> None:
 
 def _draw_difference(axes: Axes, found: xr.Dataset) -> None:
     values = look.newest_last(found["influence"])
-    gap = (values.isel(run=1) - values.isel(run=0)).transpose("feature", "lag")
+    gap = (values.isel(run=0) - values.isel(run=1)).transpose("feature", "lag")
     high = look.largest(gap.values)
     extent = (*look.span(gap["lag"].values), len(gap) - 0.5, -0.5)
     label = look.size_label(found, "difference of mean |{}|")
     look.heat(axes, gap.values, extent, label, cmap=look.SIGNED, vmin=-high, vmax=high)
     look.dress_lags(axes.xaxis, gap["lag"])
     first, second = (look.plain(name) for name in found["run"].values)
-    axes.set_title(f"{second} − {first},{terms_of(found).by_lag}".rstrip(","), loc="left")
+    axes.set_title(f"{first} − {second},{terms_of(found).by_lag}".rstrip(","), loc="left")

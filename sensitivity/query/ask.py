@@ -14,7 +14,7 @@ from . import screening, statistics, subspace
 from .conditions import By
 from .intervals import Sure
 from .question import Question, answered_together, question
-from .roles import restored
+from .roles import known_roles, restored
 from .selection import select
 from .statistics import Statistic
 
@@ -96,7 +96,7 @@ def answers(dataset: xr.Dataset, asked: Sequence[Question]) -> list[dict[str, xr
     known = facts(dataset)
     return [
         {
-            made.name: answer.assign_attrs(known | one.roles)
+            made.name: answer.assign_attrs(known | known_roles(one.dataset) | answer.attrs)
             for made, answer in zip(one.statistics, several, strict=True)
         }
         for one, several in zip(asked, answered_together(asked), strict=True)

@@ -17,7 +17,7 @@ from .intervals import LEAF, LEAVES, Sure, answered, changing, shaped
 from .passes import as_dataset, sums_together
 from .periods import span_of
 from .question import Question, lazily, question
-from .roles import restored, roles_of
+from .roles import known_roles, restored, roles_of
 from .selection import select
 from .statistics import EXTREMES, Statistic
 from .sums import Part
@@ -103,7 +103,8 @@ def compare(
     answers = _Compared(made, [_labels(one) for one in asked], sure)
     shape = _Compared(made, [_labels(one, apart=False) for one in asked])(*(one.reading.nothing() for one in asked))
     shapes = shape if sure is None else [shaped(made, shape[0], sure)]
-    found = lazily(answers, sums_together([one.reading for one in asked]), shapes)[0].assign_attrs(asked[0].roles)
+    found = lazily(answers, sums_together([one.reading for one in asked]), shapes)[0]
+    found = found.assign_attrs(known_roles(asked[0].dataset) | found.attrs)
     sides = {f"{name}_{side}": value for side, one in (("a", a), ("b", b)) for name, value in facts(one).items()}
     return restored(found).assign_attrs(sides | {"of": base.name})
 

@@ -47,11 +47,6 @@ class Question:
         return Answers(self.statistics, labels, self.sure)
 
     @property
-    def roles(self) -> dict[str, Any]:
-        """What its answers have to know to get the dims of the store back."""
-        return {key: value for key, value in self.dataset.attrs.items() if key == "roles"}
-
-    @property
     def shapes(self) -> list[xr.Dataset]:
         """Of the answers: what those of no windows look like."""
         apart = tuple(grouping for grouping in self.groupings if grouping.name != LEAF)

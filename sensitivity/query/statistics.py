@@ -16,11 +16,13 @@ import xarray as xr
 
 from ..errors import Refused
 from . import histogram
+from .pairs import pairs_of
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 HELD = (0.5, 0.9, 0.99)
 COMPONENTS = 10
 EXTREMES = ("min", "max")
+EACH_ONCE = "each pair once, where its first order stands; importance is of both orders together"
 ROUNDING = 1e-12  # of sums of squares in float64, relative
 
 
@@ -102,19 +104,26 @@ def _quantiles(sums: xr.Dataset, at: Sequence[float]) -> xr.Dataset:
 
 def _importance(sums: xr.Dataset) -> xr.Dataset:
     std = sums["input_std"].reset_coords(drop=True) if "input_std" in sums.coords else None
+    pairs = pairs_of(sums)
     sums = sums.drop_vars("input_std", errors="ignore")
-    count = sums["count"].sum("lag")
-    mean_abs = _over(sums["total_abs"].sum("lag"), count)
-    importance = mean_abs if std is None else mean_abs * std
-    total = importance.sum("feature")
+    count, total, windows = sums["count"].sum("lag"), sums["total_abs"].sum("lag"), sums["count"].max("lag")
+    orders, attrs = xr.DataArray(1), {}
+    if pairs is not None:
+        count, total, windows = pairs.added(count), pairs.added(total), pairs.most(windows)
+        std = None if std is None else pairs.first(std)
+        orders, attrs = pairs.orders, {"roles": pairs.roles, "pairs": EACH_ONCE}
+    mean_abs = _over(total, count)
+    importance = (mean_abs if std is None else mean_abs * std) * orders
+    whole = importance.sum("feature")
     return xr.Dataset(
         {
-            "count": sums["count"].max("lag"),
+            "count": windows,
             "mean_abs": mean_abs,
             **({} if std is None else {"input_std": std.broadcast_like(mean_abs)}),
             "importance": importance,
-            "share": importance / total.where(total > 0),
-        }
+            "share": importance / whole.where(whole > 0),
+        },
+        attrs=attrs,
     )
 
 
@@ -210,8 +219,14 @@ def importance() -> Statistic:
     """What each feature moves the output by, typically `(output_step, output, feature)`.
 
     `mean_abs` |J| over windows and lags; `input_std`; `importance` = mean_abs × input_std, in units of the output;
-    `share`: importance by its sum over features. Of second derivatives `input_std` is the product of both features'.
-    Attributions, and what is by no input, are taken as they are: without `input_std`, importance is mean_abs.
+    `share`: importance by its sum over the features that are asked for. Attributions, and what is by no input, are
+    taken as they are: without `input_std`, importance is mean_abs.
+
+    Of second derivatives it is a matrix `(output_step, output, feature, feature_2)` with each pair of features once,
+    where the first order of its two stands; the other order's place is NaN, with count 0. With H of windows w and lags
+    k, m: mean_abs of (i, j) is the mean of |H_w,(k,i),(m,j)| and |H_w,(k,j),(m,i)| over w, k and m; `input_std` is
+    std_i × std_j; importance is mean_abs × input_std of a feature with itself, and 2 × that of two features, whose
+    both orders move the output.
     """
     return Statistic("importance", ("count", "total_abs"), _importance)
 

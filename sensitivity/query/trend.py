@@ -86,4 +86,4 @@ def _finish(sums: xr.Dataset, base: Statistic, level: float, kind: str, dates: b
         parts = {"slope": slopes.slope, "slope_low": slopes.low, "slope_high": slopes.high, "p": slopes.p_value}
         found |= {f"{name}_{part}": (field.dims[1:], array) for part, array in parts.items()}
         found["periods"] = (field.dims[1:], slopes.periods)
-    return xr.Dataset(found, coords=values.drop_dims(PERIOD).coords)
+    return xr.Dataset(found, coords=values.drop_dims(PERIOD).coords, attrs=values.attrs)

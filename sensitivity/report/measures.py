@@ -9,6 +9,7 @@ import xarray as xr
 
 from ..plots import influence
 from ..plots.look import of_one_target, targets
+from ..query.pairs import by_pairs, each_once
 from .answers import Answers
 
 HELD = (0.5, 0.9)
@@ -33,16 +34,16 @@ class Feature:
 
 def features(answers: Answers) -> list[Feature]:
     """All of them, the most important first; of several targets the mean, without intervals."""
-    found = answers["importance"]
+    found = each_once(answers["importance"])
     over = targets(found)
     mean = found.mean(over)
     total = float(mean["importance"].sum()) or np.nan
-    by_lag = influence(answers["mean-abs"])
+    by_lag = influence(_like(found, answers["mean-abs"]))
     std = mean["input_std"].values if "input_std" in mean else np.full(found.sizes["feature"], np.nan)
     ends = {name: _ends(found, name) for name in ("importance", "share")}
     held = [lags_holding(by_lag, part).values for part in HELD]
     peaks = peak_lags(by_lag)
-    positive, negative = (_share(answers, name, peaks) for name in ("positive", "negative"))
+    positive, negative = (_share(answers, found, name, peaks) for name in ("positive", "negative"))
     made = [
         Feature(
             name=str(name),
@@ -76,11 +77,17 @@ def peak_lags(by_lag: xr.DataArray) -> np.ndarray:
     return values["lag"].values[values.values.argmax(axis=0)]
 
 
-def _share(answers: Answers, sign: str, peaks: np.ndarray) -> np.ndarray:
+def _like(found: xr.Dataset, other: xr.Dataset) -> xr.Dataset:
+    """By pairs where importance is."""
+    return each_once(by_pairs(other)) if "pairs" in found.attrs else other
+
+
+def _share(answers: Answers, found: xr.Dataset, sign: str, peaks: np.ndarray) -> np.ndarray:
     """The share of windows (and targets) with J of a sign at each feature's peak `(feature)`."""
     if "signs" not in answers:
         return np.full(len(peaks), np.nan)
-    share = answers["signs"][f"share_{sign}"].mean(targets(answers["signs"])).transpose("lag", "feature")
+    signs = _like(found, answers["signs"])
+    share = signs[f"share_{sign}"].mean(targets(signs)).transpose("lag", "feature")
     at = xr.DataArray(peaks, dims="feature")
     return share.sel(lag=at).values
 

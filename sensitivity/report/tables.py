@@ -127,7 +127,7 @@ def _of_derivatives(state: State, answers: Answers) -> Iterator[Table]:
     if answers.terms.lag:
         yield _profile(state, answers)
     if "pooled" in answers:
-        yield _distribution(state, answers, [one.name for one in found])
+        yield _distribution(state, answers, _by_importance(answers, found))
     if "moments" in answers:
         yield _moments(state, answers)
     if "month-lag" in answers and words.of_several_groups(answers["month-lag"]):
@@ -192,6 +192,14 @@ def _profile(state: State, answers: Answers) -> Table:
     )
     title, caption = f"{own.lag.capitalize()} profile", _said(_PROFILE, answers)
     return Table("profile", title, caption, columns, rows, note, command if note else "")
+
+
+def _by_importance(answers: Answers, found: list[measures.Feature]) -> list[str]:
+    """The features, the most important first; where importance is of pairs, the largest first."""
+    if "pairs" not in answers["importance"].attrs:
+        return [one.name for one in found]
+    pooled = answers["pooled"]
+    return [str(name) for name in pooled["feature"].values[np.argsort(-np.nan_to_num(pooled["mean_abs"].values))]]
 
 
 def _distribution(state: State, answers: Answers, order: list[str]) -> Table:
