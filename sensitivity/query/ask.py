@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ from ..sections import parse_bytes
 from . import screening, statistics, subspace
 from .conditions import By
 from .intervals import Sure
+from .naming import named, noted, shared_by
 from .question import Question, answered_together, question
-from .roles import known_roles, restored
+from .roles import known_roles, restored, roles_of
 from .selection import select
 from .statistics import Statistic
 
@@ -93,14 +95,28 @@ def ask_together(dataset: xr.Dataset, each: Sequence[Mapping[str, Any]]) -> list
 
 def answers(dataset: xr.Dataset, asked: Sequence[Question]) -> list[dict[str, xr.Dataset]]:
     """Those to several questions that were `put` to the dataset, by the dims that stand for the dataset's own."""
-    known = facts(dataset)
+    known, features = facts(dataset), _features(dataset)
+    found = zip(asked, answered_together(asked), strict=True)
     return [
         {
-            made.name: answer.assign_attrs(known | known_roles(one.dataset) | answer.attrs)
+            made.name: _named(answer, made, one.dataset, features).assign_attrs(known)
             for made, answer in zip(one.statistics, several, strict=True)
         }
-        for one, several in zip(asked, answered_together(asked), strict=True)
+        for one, several in found
     ]
+
+
+def _named(answer: xr.Dataset, made: Statistic, chosen: xr.Dataset, features: int) -> xr.Dataset:
+    """With words of its own; it is noted where a share is of a selection of the features, or of one alone."""
+    found = named(answer, made.words, chosen).assign_attrs(known_roles(chosen) | answer.attrs)
+    some = made.name == "importance" and chosen.sizes["feature"] < max(2, features)
+    return noted(found, f"share: of the importance of {shared_by(chosen)}" if some else "")
+
+
+def _features(dataset: xr.Dataset) -> int:
+    """How many labels the role of features has, before any are chosen."""
+    own = ("feature",) if "roles" in dataset.attrs else roles_of(dataset).of("feature")
+    return math.prod(dataset.sizes.get(dim, 1) for dim in own)
 
 
 def put(

@@ -23,7 +23,7 @@ SHORT = 25  # rows that a printed page has room for
 _HELD = " 50 % lags: how many of the newest hold half of a {item}'s influence."
 _RAISES = " J > 0 there: the share of windows in which a rise at its strongest lag raises the output."
 _POSITIVE = " {letter} > 0 there: the share of windows in which it is positive where it is strongest."
-_IMPORTANCE = "Importance: mean {size}, {unit}."
+_IMPORTANCE = "Importance: mean {size}, {unit}{both}. Share: of the importance of {all}."
 _PROFILE = "Mean {size} by {lag}, the most important {item}s first, {unit}."
 _DISTRIBUTION = (
     "J of all windows, lags and outputs together, in units of the output per unit of the feature; quantiles to 1.6 %."
@@ -158,7 +158,10 @@ def _importance(state: State, answers: Answers, found: list[measures.Feature]) -
         *((f"Strongest {own.lag}",) if own.lag else ()),
         f"{own.letter}\u00a0>\u00a00 there",
     )
-    about = _said(_IMPORTANCE + _HELD * held + (_RAISES if own.plain else _POSITIVE), answers)
+    whole = f"all {len(found):,} {own.item}s" if len(found) > 1 else f"this {own.item}, the only one"
+    both = ", both orders of a pair together" if "pairs" in answers["importance"].attrs else ""
+    size = _IMPORTANCE.replace("{all}", whole).replace("{both}", both)
+    about = _said(size + _HELD * held + (_RAISES if own.plain else _POSITIVE), answers)
     sure = np.isfinite([one.interval for one in found]).any()
     caption = f"{about} In brackets: {words.percent(LEVEL)} intervals." if sure else about
     command = f"sensitivity query {state.path} importance --ci 0.9"

@@ -120,11 +120,13 @@ def _importance(answers: Answers, found: list[Feature]) -> Iterator[str]:
     if not found[0].importance > 0:
         yield _unimportant(found, answers.terms)
         return
-    first = found[0]
+    first, own = found[0], answers.terms
+    if len(found) == 1:
+        yield f"{named(first.name)} is the only {own.item}: its share of the {own.item}s' importance is 100\u00a0%."
+        return
     ends = "" if np.isnan(first.share_interval[0]) else f", {_interval(first.share_interval)}"
     others = [f"{named(one.name)} ({percent(one.share)})" for one in found[1:3] if one.importance > 0]
     then = f", then {listed(others)}" if others else ""
-    own = answers.terms
     part = f"{percent(first.share)} of all {own.item}s' importance"
     yield f"{named(first.name)} {own.leads.format(outputs=_outputs(answers))}: {part}{ends}{then}."
     small = [one for one in found if one.share < SMALL]
