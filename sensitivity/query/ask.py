@@ -15,6 +15,7 @@ from . import screening, statistics, subspace
 from .conditions import By
 from .intervals import Sure
 from .naming import named, noted, shared_by
+from .near_zero import near_zero
 from .question import Question, answered_together, question
 from .roles import known_roles, restored, roles_of
 from .selection import select
@@ -99,11 +100,16 @@ def answers(dataset: xr.Dataset, asked: Sequence[Question]) -> list[dict[str, xr
     found = zip(asked, answered_together(asked), strict=True)
     return [
         {
-            made.name: _named(answer, made, one.dataset, features).assign_attrs(known)
+            made.name: _named(_doubted(answer, made, one), made, one.dataset, features).assign_attrs(known)
             for made, answer in zip(one.statistics, several, strict=True)
         }
         for one, several in found
     ]
+
+
+def _doubted(answer: xr.Dataset, made: Statistic, asked: Question) -> xr.Dataset:
+    """An elasticity with the share of outputs that are near zero, which it divides by."""
+    return answer.assign(near_zero=near_zero(asked.dataset, asked.codes)) if made.name == "elasticity" else answer
 
 
 def _named(answer: xr.Dataset, made: Statistic, chosen: xr.Dataset, features: int) -> xr.Dataset:

@@ -185,6 +185,7 @@ _PRODUCT: Words = {
 _RELATIVE: Words = {
     "mean": ("mean elasticity over windows: {noun} × input / prediction", "1"),
     "mean_abs": ("mean size of the elasticity over windows: |{noun} × input / prediction|", "1"),
+    "near_zero": ("share of windows whose |prediction| is below 1 % of its standard deviation", "1"),
 }
 
 
@@ -293,7 +294,8 @@ def gradient_input() -> Statistic:
 def elasticity() -> Statistic:
     """`mean` and `mean_abs` of J·x/y: by how many per cent y moves for one per cent of x.
 
-    Over windows whose prediction y is not zero; where y comes near zero a few windows may make the mean.
+    Over windows whose prediction y is not zero; where y comes near zero a few windows may make the mean: `near_zero`
+    `(output_step, output)` is the share of windows, of all groups, whose |y| is below 1 % of its standard deviation.
     """
     needs = ("elastic_count", "elastic_total", "elastic_abs")
     return Statistic("elasticity", needs, _elasticity, only="derivatives", words=COUNT | _RELATIVE)

@@ -10,6 +10,7 @@ import xarray as xr
 from ..plots import influence
 from ..plots.look import of_one_target, targets
 from ..query.pairs import by_pairs, each_once
+from ..suspicions import Suspicion, of_outputs, of_stored
 from .answers import Answers
 
 HELD = (0.5, 0.9)
@@ -104,3 +105,26 @@ def faded(by_lag: xr.DataArray) -> float:
     """Influence at the oldest lag, as a share of the largest at any."""
     total = by_lag.sum("feature", min_count=1)
     return float(total.sel(lag=int(total["lag"].max())) / total.max()) if float(total.max()) > 0 else np.nan
+
+
+def suspicions(answers: Answers) -> tuple[Suspicion, ...]:
+    """What makes the stored derivatives doubtful: near zero in most windows where they are largest, or by an output
+    that is near zero.
+    """
+    if not answers.said or not answers.terms.plain:
+        return ()
+    share = float(answers["near-zero"]["near_zero"].max()) if "near-zero" in answers else 0.0
+    return (*_rarely(answers), *of_outputs(share))
+
+
+def _rarely(answers: Answers) -> tuple[Suspicion, ...]:
+    """Of one output: of several, one may have derivatives where the others have none."""
+    found = answers["mean-abs"]
+    if "size-quantiles" not in answers or not of_one_target(found):
+        return ()
+    by_lag = influence(found).transpose("lag", "feature")
+    lag, feature = np.unravel_index(int(np.nan_to_num(by_lag.values).argmax()), by_lag.shape)
+    at = {"lag": int(by_lag["lag"].values[lag]), "feature": by_lag["feature"].values[feature]}
+    mean = float(found["mean_abs"].squeeze(targets(found)).sel(at))
+    quartile = float(answers["size-quantiles"]["size_quantile"].sel(at | {"at": 0.75}))
+    return of_stored(f"{at['feature']} at lag {at['lag']}", mean, quartile)
