@@ -18,6 +18,7 @@ from . import look
 from .terms import heading, terms_of
 
 ROWS = 20
+COUNTED = {"long_name": "number of windows that the values are from", "units": "1"}
 
 
 def side_by_side(both: Sequence[xr.Dataset], names: Sequence[str] | None = None) -> xr.Dataset:
@@ -30,17 +31,24 @@ def side_by_side(both: Sequence[xr.Dataset], names: Sequence[str] | None = None)
     falling = CALLED not in both[0]["lag"].attrs
     lags = sorted({lag for part in parts for lag in part["lag"].values.tolist()}, reverse=falling)
     labels: dict[str, Any] = {"lag": ("lag", lags, both[0]["lag"].attrs), "feature": np.array(features, object)}
-    made: dict[str, Any] = {
-        "importance": (("run", "feature"), _stacked([part["importance"] for part in parts], labels)),
-        "influence": (("run", "lag", "feature"), _stacked([part["influence"] for part in parts], labels)),
-        "windows": ("run", da.stack([da.asarray(found["count"].max().data) for found in both])),
-    }
     units = {found.attrs.get("units") for found in both}
+    words = look.size_label(both[0]).replace("\n", " ")
+    of_both = {name: _stacked([part[name] for part in parts], labels) for name in ("importance", "influence")}
+    made: dict[str, Any] = {
+        "importance": (("run", "feature"), of_both["importance"], _words(both, f"importance: {words}")),
+        "influence": (("run", "lag", "feature"), of_both["influence"], _words(both, f"influence by lag: {words}")),
+        "windows": ("run", da.stack([da.asarray(found["count"].max().data) for found in both]), COUNTED),
+    }
     named = {"units": units.pop()} if len(units) == 1 and None not in units else {}
     attrs = {"windows": [found.attrs.get("windows", 0) for found in both], **named}
     if "roles" in both[0].attrs:
         attrs |= {"roles": both[0].attrs["roles"], "scaled": look.is_scaled(both[0])}
     return xr.Dataset(made, coords=labels | {"run": list(names or _names(*both))}, attrs=attrs)
+
+
+def _words(both: Sequence[xr.Dataset], long_name: str) -> dict[str, str]:
+    own = terms_of(both[0])
+    return {"long_name": long_name, "units": f"{look.units(both[0])}{own.left if look.is_scaled(both[0]) else own.per}"}
 
 
 def _comparable(found: xr.Dataset) -> xr.Dataset:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from sensitivity import query
+from sensitivity import plots, query
 from sensitivity.query.intervals import FACTS
 from tests.sensitivity.asking import dataset, random_jacobian
 from tests.sensitivity.producing import DIMS, produced
@@ -105,3 +105,10 @@ def test_dgsm_says_which_distribution_is_assumed(opened):
     assert "x_1=uniform:0:1, normal for the others" in found["bound"].attrs["long_name"].replace(
         "normal for the others, x_1=uniform:0:1", "x_1=uniform:0:1, normal for the others"
     )
+
+
+def test_what_pictures_are_drawn_from_names_itself(opened):
+    other = opened.assign(jacobian=2 * opened["jacobian"])
+    kinds = ["lag-band", "distribution", "importance", "comparison"]
+    for found in plots.wanted(opened, kinds, against=other, names=["a", "b"]).values():
+        require_named(found)
