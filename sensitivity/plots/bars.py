@@ -47,7 +47,7 @@ def draw_importance(found: xr.Dataset, figure: Figure, top: int | None = None) -
         look.averaged(found),
         others.replace("not drawn", "together"),
         said,
-        f"per cent: of {own.item} {labels[0]} alone" if len(share) == 1 else "",
+        found.attrs.get("note", "").replace("share:", "per cent:"),
     )
 
 

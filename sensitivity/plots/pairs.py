@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
@@ -10,6 +12,7 @@ from . import look
 from .terms import heading, terms_of
 
 ROWS = 20
+UNIT = 34  # characters of a unit on one line
 WRITTEN = 10  # rows; of more, numbers would not fit into cells
 
 
@@ -25,7 +28,7 @@ def draw_pairs(found: xr.Dataset, dims: tuple[str, str], figure: Figure, top: in
     axes = figure.subplots()
     extent = (-0.5, len(columns) - 0.5, len(rows) - 0.5, -0.5)
     size, unit = look.size_label(found).split("\n")
-    look.heat(axes, matrix, extent, f"importance\n{unit}", nothing="white")
+    look.heat(axes, matrix, extent, f"importance\n{textwrap.fill(unit, UNIT)}", nothing="white")
     look.name_rows(axes, [look.plain(name) for name in rows])
     axes.set_xticks(range(len(columns)), [look.plain(name) for name in columns], rotation=30, ha="right")
     axes.tick_params(axis="x", length=0)
