@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def described(job: Beginning) -> str:
-    lines = [*_series(job), *_loss(job), *_plan(job.plan), *(_audit(job.audit, job.product) if job.audit else ())]
+    audited = _audit(job.audit, job.product) if job.audit else ()
+    suspicious = (("suspicious", str(one)) for one in job.suspicions)
+    lines = [*_series(job), *_loss(job), *_plan(job.plan), *audited, *suspicious]
     return "\n".join(f"{name:16} {value}" for name, value in lines)
 
 

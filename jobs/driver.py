@@ -93,6 +93,7 @@ def run_job(job: Job, how: How) -> Summary:
     with stop.listening(), _cluster(how) as nodes, owning(place_at(job.run.path)) as lease:
         prepared = prepare(job, nodes, gpu=how.serial, trust_model=how.trust_model, autoscale=how.autoscale)
         run = replace(prepared, copy_series=how.copy_series).open_or_create(lease)
+        _tell_suspicions(run)
         run = _as_ours(replace(run, code=job.directory), lease, how)
         surveyed = run.series == job.series and not prepared.copies_series  # just now, as workers are to read it
         if not lease.made and not surveyed:
@@ -105,6 +106,7 @@ def resume(path: Path | str, how: How) -> Summary:
     stop = Stop(how.grace)
     with stop.listening(), owning(Run.open(path).place) as lease, _cluster(how) as nodes:
         run = _as_ours(Run.open(lease.place), lease, how)
+        _tell_suspicions(run)
         require_series(run)
         with quiet():
             found = local() if nodes is None else nodes
@@ -112,6 +114,11 @@ def resume(path: Path | str, how: How) -> Summary:
         needed = fixed_memory(run.facts)
         workers = place(run.job, found, needed, run.layout.shard_count, autoscale=how.autoscale)
         return _finish(run, lease, _choice(run, workers, how), workers, how, stop)
+
+
+def _tell_suspicions(run: Run) -> None:
+    for one in run.suspicions:
+        say(f"suspicious: {one}")
 
 
 def _as_ours(run: Run, lease: Lease, how: How) -> Run:

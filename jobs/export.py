@@ -39,10 +39,14 @@ def require_writable(form: str | None, output: Path | None) -> None:
 def export(found: xr.Dataset, form: str | None, output: Path | None) -> None:
     """Print a statistic, or write it; notes on what it means go to stderr."""
     from sensitivity.query import rows
+    from sensitivity.suspicions import of_outputs
 
     for name in ("note", "ci_method"):
         if name in found.attrs:
             click.echo(f"{name.replace('_', ' ')}: {found.attrs[name]}", err=True)
+    if "near_zero" in found:
+        for one in of_outputs(float(found["near_zero"].max())):
+            click.echo(f"suspicious: {one}", err=True)
     _write(found, rows(found), form, output)
 
 

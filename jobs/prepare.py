@@ -26,17 +26,21 @@ from sensitivity.series import first_windows
 from sensitivity.setting import Choice
 from sensitivity.store import JOB, Run, identity, require_same
 from sensitivity.survey import Survey, survey
+from sensitivity.suspicions import Suspicion, near_zero_share, of_derivatives, of_series
 from sensitivity.windows import Windows
 
 from .resources import hold, local, quiet
 
 if TYPE_CHECKING:
+    import keras
     import numpy as np
 
     from sensitivity.audit import Audit
     from sensitivity.engine import Tuned
     from sensitivity.model import ModelFacts, Target
     from sensitivity.tuning import Room
+
+JACOBIAN = "jacobian"
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ def prepare(
     with quiet():
         from sensitivity.audit import require_stateless
         from sensitivity.fingerprint import fingerprint
+        from sensitivity.layers import normalises
         from sensitivity.loading import load_model
         from sensitivity.model import described_job, shaped, target_of
         from sensitivity.products import product_asked
@@ -107,12 +112,14 @@ def prepare(
         kept = kept_choice(Run.open(home), job.sensitivity, workers, knows and rule.by == "rule")
         if kept is not None:
             plan = plan_run(job, found, facts, kept, workers, free)
-        return Prepared(job, found, model, known, product, plan, None, trust_model=trust_model)
+        told = Run.open(home).suspicions
+        return Prepared(job, found, model, known, product, plan, None, told, trust_model=trust_model)
     windows = first_windows(job.series, Windows(0, facts.length, job.windows.stride), job.run.dtype, FEW, facts.labels)
     with quiet():
-        choice, audited = _proved(job, target, windows, room, plan, knows)
+        choice, audited, near_zero = _proved(job, target, windows, room, plan, knows)
     plan = plan_run(job, found, facts, choice, workers, free)
-    return Prepared(job, found, model, known, product, plan, audited, trust_model=trust_model)
+    told = (*of_series(found, job.series, normalises(model), classes(model, facts, found)), *near_zero)
+    return Prepared(job, found, model, known, product, plan, audited, told, trust_model=trust_model)
 
 
 def _surveyed(job: Job) -> Survey:
@@ -122,8 +129,18 @@ def _surveyed(job: Job) -> Survey:
         raise (of_inputs(refusal) if job.model.inputs else refusal) from None
 
 
-def _proved(job: Job, target: Target, windows: np.ndarray, room: Room, plan: Plan, knows: bool) -> tuple[Choice, Audit]:
-    """The setting to run with, and the figures of its audit on a few real windows."""
+def classes(model: keras.Model, facts: ModelFacts, found: Survey) -> list[str]:
+    """The columns that are inputs of whole numbers."""
+    from sensitivity.layers import whole_inputs
+
+    counted, parts = whole_inputs(model), facts.packing.inputs if facts.packing else ()
+    return [name for part in parts if part.name in counted for name in found.features[part.start : part.stop]]
+
+
+def _proved(
+    job: Job, target: Target, windows: np.ndarray, room: Room, plan: Plan, knows: bool
+) -> tuple[Choice, Audit, tuple[Suspicion, ...]]:
+    """The setting to run with, the figures of its audit on a few real windows, and what is suspicious about these."""
     from sensitivity.audit import audit, failures_refused, few, require_independent
 
     samples = few(windows).reshape(-1, *plan.facts.input_shape)
@@ -131,7 +148,18 @@ def _proved(job: Job, target: Target, windows: np.ndarray, room: Room, plan: Pla
     with failures_refused("differentiated"):
         choice, kernel = _chosen(job, target, windows, room, plan, knows)
     audited = audit(target, kernel, samples)
-    return replace(choice, setting=replace(choice.setting, xla=kernel.setting.xla, lost=kernel.setting.lost)), audited
+    choice = replace(choice, setting=replace(choice.setting, xla=kernel.setting.xla, lost=kernel.setting.lost))
+    return choice, audited, _near_zero(target, kernel, samples)
+
+
+def _near_zero(target: Target, kernel: Tuned, samples: np.ndarray) -> tuple[Suspicion, ...]:
+    """What derivatives by the input say of the samples, `(sample, …)` as calls take them."""
+    facts, count = target.facts, len(samples)
+    if facts.source.kind != "input" or target.product.name != JACOBIAN:
+        return ()
+    prediction, derivatives = kernel(samples)
+    kept = derivatives.reshape(count, facts.target_size, *facts.kept_shape)
+    return of_derivatives(near_zero_share(prediction.reshape(count, -1), kept, facts.source.of(samples)), count)
 
 
 def _chosen(job: Job, target: Target, windows: np.ndarray, room: Room, plan: Plan, knows: bool) -> tuple[Choice, Tuned]:

@@ -181,6 +181,8 @@ def compare(
 ) -> None:
     """A STATISTIC of RUN_A less that of RUN_B: two models, or one in two periods.
 
+    Every difference is A - B, positive where RUN_A has more; pictures of comparisons have the same sign.
+
     Runs with other lags, features or outputs are refused: choose those that both have.
     """
     from sensitivity import query as queries

@@ -96,7 +96,7 @@ def jacobian(
         compiled with. For lambdas, closures and objects of your own no kernel is kept.
     output_steps: only of these output steps, rising, negative ones from the end; or a slice of them, such as "10:".
     outputs: only of these of the target's channels, by number or by the names that a job gives them, in their order.
-    max_lag: keep only the newest max_lag + 1 lags (all, where there are no more), counted back from the window's last
+    max_lag: keep only the newest max_lag + 1 lags, of which a window must have as many, counted back from its last
         step; of a causal recurrent model with an output at every step, from each output's own step, where lags before
         the window are zero.
     kernel: "auto", "gradient", "batch_jacobian", "forward" or "scan"; what is left at "auto", as windows_per_call,

@@ -42,6 +42,7 @@ from .store import (
     product_file,
 )
 from .survey import Survey
+from .suspicions import Suspicion
 from .versions import versions
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ _CHECKED = (RESULTS, MODEL, SAVED, WEIGHTS, SERIES, PRODUCT)  # what is never wr
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a run begins with. audit: None where a run of it is there already. copy_series: also one that workers could
-    read where it is, because it will not stay there.
+    """What a run begins with. audit: None where a run of it is there already. suspicions: what makes its answers
+    doubtful. copy_series: also one that workers could read where it is, because it will not stay there.
     """
 
     job: Job
@@ -68,6 +69,7 @@ class Beginning:
     product: Product
     plan: Plan
     audit: Audit | None
+    suspicions: tuple[Suspicion, ...] = ()
     copy_series: bool = False
 
     @cached_property
@@ -212,6 +214,7 @@ def _fill(home: Place, beginning: Beginning) -> dict[str, Any]:
         "product_file": keeps,
         "choice": plan.choice.to_json(),
         "audit": audit.to_json(),
+        "suspicions": [one.to_json() for one in beginning.suspicions],
     }
     names = sorted(name for name in home.files() if name.partition("/")[0] in _CHECKED)
     home.make_durable(names)

@@ -33,6 +33,7 @@ class Given:
         several = self._several(model)
         if several is None:
             inputs = {"windows": _windows(self._only, dtype)}
+            _require_shape(model, inputs["windows"])
             if whole_inputs(model):
                 _numbers("windows", self._only, dtype, exact=True)
         else:
@@ -171,17 +172,39 @@ def _windows(values: Any, dtype: str) -> np.ndarray:
     return source
 
 
+def _require_shape(model: keras.Model, windows: np.ndarray) -> None:
+    """Refuse windows that are not of the shape that a model of one input declares, but for an axis of length 1 that
+    Keras adds or drops at the end.
+    """
+    for tensor in getattr(model, "inputs", None) or []:
+        declared, found = tuple(tensor.shape[1:]), windows.shape[1:]
+        shorter, longer = sorted((declared, found), key=len)
+        if longer[len(shorter) :] == (1,):
+            declared, found = declared[: len(shorter)], found[: len(shorter)]
+        if _differs(declared, found):
+            raise _shape_refused(declared=tuple(tensor.shape[1:]), given=f"an array of shape {windows.shape}")
+
+
 def _require_shapes(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
     """Refuse inputs that are not of the shapes that the model declares."""
     for tensor in getattr(model, "inputs", None) or []:
-        declared, found = tuple(tensor.shape[1:]), arrays[tensor.name].shape[1:]
-        if len(declared) != len(found) or any(a not in (None, b) for a, b in zip(declared, found, strict=True)):
-            raise Refused(
-                "windows",
-                given=f"an array of shape {arrays[tensor.name].shape} as input {tensor.name!r}",
-                allowed=f"{('batch', *('any' if size is None else size for size in declared))}",
-                remedy="give it that shape",
-            )
+        declared, found = tuple(tensor.shape[1:]), arrays[tensor.name].shape
+        if _differs(declared, found[1:]):
+            raise _shape_refused(declared, given=f"an array of shape {found} as input {tensor.name!r}")
+
+
+def _differs(declared: tuple[int | None, ...], found: tuple[int, ...]) -> bool:
+    return len(declared) != len(found) or any(a not in (None, b) for a, b in zip(declared, found, strict=True))
+
+
+def _shape_refused(declared: tuple[int | None, ...], given: str) -> Refused:
+    sizes = ", ".join("any" if size is None else str(size) for size in declared)
+    return Refused(
+        "windows",
+        given=given,
+        allowed=f"(batch, {sizes}), as the model declares its input",
+        remedy="give windows of the length and the features that the model was trained on",
+    )
 
 
 def _numbers(name: str, values: Any, dtype: str, *, exact: bool = False) -> np.ndarray:

@@ -16,10 +16,43 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import tensorflow as tf
 
+_SCALING = (
+    *(keras.layers.Normalization, keras.layers.BatchNormalization, keras.layers.LayerNormalization),
+    *(keras.layers.GroupNormalization, keras.layers.UnitNormalization, keras.layers.Rescaling),
+)
+_PASSING = (
+    *(keras.layers.InputLayer, keras.layers.Reshape, keras.layers.Permute, keras.layers.Flatten, keras.layers.Identity),
+    *(keras.layers.Concatenate, keras.layers.RepeatVector, keras.layers.Cropping1D, keras.layers.ZeroPadding1D),
+    *(keras.layers.Masking, keras.layers.Dropout, keras.layers.SpatialDropout1D, keras.layers.GaussianNoise),
+    keras.layers.Embedding,  # of numbers of classes, which nobody scales
+)
+
 
 def leaf_layers(model: keras.Model) -> list[keras.Layer]:
     """The layers that compute, innermost, in the model's order."""
     return [layer for layer in model._flatten_layers(include_self=False) if not isinstance(layer, keras.Model)]
+
+
+def normalises(model: Any) -> bool | None:
+    """Whether the first layers of a model scale what it takes; None where its layers do not tell.
+
+    The layers are followed as far as the first that has weights. What computes something else with numbers on the way,
+    such as an operation or a layer of one's own, may scale them.
+    """
+    for one in _operations(model):
+        inner = getattr(one, "layer", one)  # of a wrapper, such as TimeDistributed
+        if isinstance(inner, _SCALING):
+            return True
+        if not isinstance(inner, _PASSING):
+            return False if type(inner).__module__.startswith("keras.src.layers") and inner.weights else None
+    return None
+
+
+def _operations(model: Any) -> Iterator[Any]:
+    """What a functional or sequential model computes with, in order, inside other models too; of another the model."""
+    graph = function_of(model)
+    for one in [model] if graph is None else graph.operations:
+        yield from _operations(one) if isinstance(one, keras.Model) and one is not model else [one]
 
 
 def function_of(model: Any) -> Any:

@@ -296,6 +296,14 @@ def _require_lags(facts: CallFacts, output_steps: int) -> None:
             allowed="models that take (batch, lag, feature)",
             remedy="leave it out, or wrap the model in one that takes (lag, feature) and reshapes",
         )
+    length = facts.source.shape[0]
+    if facts.max_lag >= length:
+        raise Refused(
+            "sensitivity.max_lag",
+            given=f"{facts.max_lag}, and windows of {length} steps",
+            allowed=f"up to {length - 1}, the oldest lag of a window; all lags are kept without it",
+            remedy="leave it out, or give longer windows",
+        )
     every_step = len(facts.target_shape) == 2 and output_steps == facts.source.shape[0] > 1
     if every_step and facts.scan is None:
         raise Refused(

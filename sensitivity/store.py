@@ -27,6 +27,7 @@ from .sections import SeriesSection
 from .series import ingested
 from .setting import Choice
 from .survey import Survey
+from .suspicions import Suspicion
 from .variables import Variable, variables_of
 from .versions import differences, versions
 from .windows import Windows
@@ -151,6 +152,11 @@ class Run:
             return job
         # Begun before there were sites: what is called `site` is nothing of the kind.
         return job.model_copy(update={"series": job.series.model_copy(update={"site": False})})
+
+    @property
+    def suspicions(self) -> tuple[Suspicion, ...]:
+        """What made its answers doubtful when it began."""
+        return tuple(Suspicion(**one) for one in self.content.get("suspicions", ()))
 
     @cached_property
     def survey(self) -> Survey:

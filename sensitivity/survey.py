@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .errors import Refused
+from .moments import Extremes, Moments
 from .readers import Block, open_reader
 from .sections import SeriesSection
 from .times import Clock, TimeAxis
@@ -32,11 +33,11 @@ class Survey:
 
     Steps are numbered through all sites, one after another. axis: the times of a series without sites, and the rule
     that every site's follow from its own first time on. missing: the runs `[start, stop)` of steps that lack a finite
-    value in some feature, in order. mean, std, largest (by absolute value): per feature, over its finite values, in the
-    series' own units. fingerprint: of sites, times and values, whatever the format they came in. grouped: the source
-    has its sites one after another. beside: columns that are read for a loss, behind the features; `largest` is of
-    these, too, and whether numbers are `whole`, and some `negative`. label_missing: runs of steps that lack a label or
-    a weight.
+    value in some feature, in order. mean, std, largest (by absolute value), extremes: per feature, over its finite
+    values, in the series' own units. fingerprint: of sites, times and values, whatever the format they came in.
+    grouped: the source has its sites one after another. beside: columns that are read for a loss, behind the features;
+    `largest` is of these, too, and whether numbers are `whole`, and some `negative`. label_missing: runs of steps that
+    lack a label or a weight.
     """
 
     features: tuple[str, ...]
@@ -53,6 +54,7 @@ class Survey:
     label_missing: tuple[tuple[int, int], ...] = ()
     whole: tuple[bool, ...] = ()
     negative: tuple[bool, ...] = ()
+    extremes: tuple[Extremes, ...] = ()
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -129,6 +131,7 @@ class Survey:
             label_missing=_runs(content.get("label_missing", ())),
             whole=tuple(content.get("whole", ())),
             negative=tuple(content.get("negative", ())),
+            extremes=tuple(Extremes(**one) for one in content.get("extremes", ())),
         )
 
 
@@ -142,12 +145,13 @@ def survey(section: SeriesSection) -> Survey:
     if section.scaling:
         section.scaling.require(len(reader.features) - len(section.beside))
     features = reader.features[: len(reader.features) - len(section.beside)]
-    content, moments = Content(section, reader.features), _Moments(len(reader.features))
+    content, moments = Content(section, reader.features), Moments(len(reader.features))
     for block in reader.blocks():
         content.add(block)
         moments.add(block.values)
     if not content.steps:
         raise Refused("series.path", given=f"{section.path} (no steps)", allowed="one step or more", remedy="fill it")
+    _require_values(section, reader.features, moments.count, content.steps)
     mean, std, largest = moments.mean_std_largest()
     return Survey(
         features=features,
@@ -164,7 +168,20 @@ def survey(section: SeriesSection) -> Survey:
         label_missing=content.label_missing,
         whole=moments.whole,
         negative=moments.negative,
+        extremes=moments.extremes[: len(features)],
     )
+
+
+def _require_values(section: SeriesSection, columns: Sequence[str], count: np.ndarray, steps: int) -> None:
+    """Refuse columns without a single finite value: with them no window would be whole."""
+    empty = [name for name, values in zip(columns, count.tolist(), strict=True) if not values]
+    if empty:
+        raise Refused(
+            "series.labels" if {*empty} <= {*section.beside} else "series.features",
+            given=f"{', '.join(map(repr, empty))}, of which all {steps:,} values are missing",
+            allowed="columns with values: a window with a missing one is skipped",
+            remedy="leave the column out, of the model too, or fill it",
+        )
 
 
 @dataclass
@@ -287,42 +304,3 @@ def _told(axis: TimeAxis) -> str:
         return f"every {axis.calendar} (pandas' word)"
     step = np.timedelta64(int(axis.step), "us").astype(object) if axis.kind == "datetime" else axis.step
     return f"{step} apart" if axis.kind != "index" else "numbered"
-
-
-class _Moments:
-    """Running moments over blocks of values."""
-
-    def __init__(self, features: int) -> None:
-        self._count, self._mean, self._squares, self._largest = np.zeros((4, features))
-        self._whole, self._negative = np.ones(features, bool), np.zeros(features, bool)
-
-    @property
-    def whole(self) -> tuple[bool, ...]:
-        return tuple(self._whole.tolist())
-
-    @property
-    def negative(self) -> tuple[bool, ...]:
-        return tuple(self._negative.tolist())
-
-    def add(self, values: np.ndarray) -> None:
-        finite = np.isfinite(values)
-        self._negative |= (values < 0).any(axis=0)
-        self._whole &= ((np.floor(values) == values) | ~finite).all(axis=0)
-        with np.errstate(over="ignore", invalid="ignore"):  # what no dtype of ours holds
-            self._add_moments(np.where(finite, values, 0.0), finite)
-
-    def _add_moments(self, values: np.ndarray, finite: np.ndarray) -> None:
-        """Chan, Golub & LeVeque's pairwise update (1983): no cancellation, whatever the offset."""
-        count = finite.sum(axis=0)
-        total = self._count + count
-        mean = values.sum(axis=0) / np.maximum(count, 1)
-        shift = mean - self._mean
-        squares = (np.where(finite, values - mean, 0.0) ** 2).sum(axis=0)
-        self._squares += squares + shift**2 * self._count * count / np.maximum(total, 1)
-        self._mean += shift * count / np.maximum(total, 1)
-        self._count = total
-        self._largest = np.maximum(self._largest, np.abs(values).max(axis=0, initial=0.0))
-
-    def mean_std_largest(self) -> tuple[tuple[float, ...], ...]:
-        std = np.sqrt(self._squares / np.maximum(self._count, 1))
-        return tuple(tuple(map(float, column)) for column in (self._mean, std, self._largest))

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from ..query import histogram
+from ..query.naming import COUNT
 from ..query.statistics import Statistic
 from ..query.sums import TARGET
 
@@ -46,11 +47,16 @@ def _quantiles(counts: np.ndarray, tops: np.ndarray, at: np.ndarray, dtype: str,
 
 
 sizes = Statistic(
-    "size-quantiles", _NEEDS, partial(_pooled, name="size_quantile", over=TARGET, at=BAND, sized=True), ("count",)
+    "size-quantiles",
+    _NEEDS,
+    partial(_pooled, name="size_quantile", over=TARGET, at=BAND, sized=True),
+    ("count",),
+    words=COUNT | {"size_quantile": ("quantile of |{letter}| over windows and outputs", "{unit}")},
 )
 spread = Statistic(
     "spread",
     _NEEDS,
     partial(_pooled, name="pooled_quantile", over=(*TARGET, "lag"), at=LEVELS, sized=False),
     ("count",),
+    words=COUNT | {"pooled_quantile": ("quantile of the {noun} over windows, lags and outputs", "{unit}")},
 )

@@ -7,7 +7,9 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..query.pairs import matrix_of
 from . import look
+from .pairs import draw_pairs
 from .terms import heading, terms_of
 
 ROWS = 25
@@ -16,7 +18,12 @@ BOXES = ((0.01, 0.99, "#c6dbef", 0.3), (0.05, 0.95, "#6baed6", 0.55), (0.25, 0.7
 
 
 def draw_importance(found: xr.Dataset, figure: Figure, top: int | None = None) -> None:
-    """found: `importance` `(output_step, output, feature)`; the largest on top, others as one bar."""
+    """found: `importance` `(output_step, output, feature)`; the largest on top, others as one bar.
+
+    Of pairs of features it is a matrix.
+    """
+    if (dims := matrix_of(found)) is not None:
+        return draw_pairs(found, dims, figure, top)
     values = found["importance"].mean(look.targets(found))
     order, others = look.most(values, top or ROWS)
     sizes, share = values.values[order], 100 * values.values / max(np.nansum(values.values), np.finfo(float).tiny)
@@ -40,6 +47,7 @@ def draw_importance(found: xr.Dataset, figure: Figure, top: int | None = None) -
         look.averaged(found),
         others.replace("not drawn", "together"),
         said,
+        found.attrs.get("note", "").replace("share:", "per cent:"),
     )
 
 

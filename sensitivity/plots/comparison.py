@@ -12,11 +12,13 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..query.pairs import each_once
 from ..query.roles import CALLED
 from . import look
 from .terms import heading, terms_of
 
 ROWS = 20
+COUNTED = {"long_name": "number of windows that the values are from", "units": "1"}
 
 
 def side_by_side(both: Sequence[xr.Dataset], names: Sequence[str] | None = None) -> xr.Dataset:
@@ -29,12 +31,14 @@ def side_by_side(both: Sequence[xr.Dataset], names: Sequence[str] | None = None)
     falling = CALLED not in both[0]["lag"].attrs
     lags = sorted({lag for part in parts for lag in part["lag"].values.tolist()}, reverse=falling)
     labels: dict[str, Any] = {"lag": ("lag", lags, both[0]["lag"].attrs), "feature": np.array(features, object)}
-    made: dict[str, Any] = {
-        "importance": (("run", "feature"), _stacked([part["importance"] for part in parts], labels)),
-        "influence": (("run", "lag", "feature"), _stacked([part["influence"] for part in parts], labels)),
-        "windows": ("run", da.stack([da.asarray(found["count"].max().data) for found in both])),
-    }
     units = {found.attrs.get("units") for found in both}
+    words = look.size_label(both[0]).replace("\n", " ")
+    of_both = {name: _stacked([part[name] for part in parts], labels) for name in ("importance", "influence")}
+    made: dict[str, Any] = {
+        "importance": (("run", "feature"), of_both["importance"], _words(both, f"importance: {words}")),
+        "influence": (("run", "lag", "feature"), of_both["influence"], _words(both, f"influence by lag: {words}")),
+        "windows": ("run", da.stack([da.asarray(found["count"].max().data) for found in both]), COUNTED),
+    }
     named = {"units": units.pop()} if len(units) == 1 and None not in units else {}
     attrs = {"windows": [found.attrs.get("windows", 0) for found in both], **named}
     if "roles" in both[0].attrs:
@@ -42,7 +46,13 @@ def side_by_side(both: Sequence[xr.Dataset], names: Sequence[str] | None = None)
     return xr.Dataset(made, coords=labels | {"run": list(names or _names(*both))}, attrs=attrs)
 
 
+def _words(both: Sequence[xr.Dataset], long_name: str) -> dict[str, str]:
+    own = terms_of(both[0])
+    return {"long_name": long_name, "units": f"{look.units(both[0])}{own.left if look.is_scaled(both[0]) else own.per}"}
+
+
 def _comparable(found: xr.Dataset) -> xr.Dataset:
+    found = each_once(found)
     importance = found["importance"].mean(look.targets(found))
     return xr.Dataset({"importance": importance, "influence": look.influence(found).transpose("lag", "feature")})
 
@@ -71,7 +81,9 @@ def _names(*found: xr.Dataset) -> list[str]:
 
 
 def draw_comparison(found: xr.Dataset, figure: Figure, top: int | None = None) -> None:
-    """found: as `side_by_side` makes it. Left: both importances; right: second − first, by lag."""
+    """found: as `side_by_side` makes it. Left: both importances. Right: first − second, by lag, with the
+    sign that `query.compare` has.
+    """
     order, others = look.most(found["importance"].max("run"), top or ROWS)
     found = found.isel(feature=order)
     figure.set_size_inches(look.WIDTH * 1.25, 1.9 + 0.34 * max(len(order), 4))
@@ -103,11 +115,11 @@ def _draw_bars(axes: Axes, found: xr.Dataset) -> None:
 
 def _draw_difference(axes: Axes, found: xr.Dataset) -> None:
     values = look.newest_last(found["influence"])
-    gap = (values.isel(run=1) - values.isel(run=0)).transpose("feature", "lag")
+    gap = (values.isel(run=0) - values.isel(run=1)).transpose("feature", "lag")
     high = look.largest(gap.values)
     extent = (*look.span(gap["lag"].values), len(gap) - 0.5, -0.5)
     label = look.size_label(found, "difference of mean |{}|")
     look.heat(axes, gap.values, extent, label, cmap=look.SIGNED, vmin=-high, vmax=high)
     look.dress_lags(axes.xaxis, gap["lag"])
     first, second = (look.plain(name) for name in found["run"].values)
-    axes.set_title(f"{second} − {first},{terms_of(found).by_lag}".rstrip(","), loc="left")
+    axes.set_title(f"{first} − {second},{terms_of(found).by_lag}".rstrip(","), loc="left")

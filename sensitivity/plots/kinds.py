@@ -16,6 +16,7 @@ from ..query.alignment import aligned, counts_from
 from ..query.ask import MEMORY, answers, put, question
 from ..query.conditions import By
 from ..query.opening import LABEL_BLOCK
+from ..query.pairs import by_pairs
 from ..query.roles import roles_of
 from ..query.statistics import Statistic
 from ..query.sums import CELL
@@ -194,6 +195,8 @@ def _name(one: str | Statistic) -> str:
 
 def _merged(dataset: xr.Dataset, found: list[xr.Dataset]) -> xr.Dataset:
     """Statistics as one dataset, with what the store calls its units and its times."""
+    if any("pairs" in one.attrs for one in found):
+        found = [by_pairs(one) for one in found]
     first, *others = found  # of two, importance has as a variable what the other has as a label
     parts = [first, *(one.drop_vars("input_std") if "input_std" in one.data_vars else one for one in others)]
     whole = xr.merge(parts, join="exact", compat="override", combine_attrs="override")

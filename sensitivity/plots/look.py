@@ -229,8 +229,10 @@ def span(lags: np.ndarray) -> tuple[float, float]:
 def heat(
     axes: Axes, values: np.ndarray, extent: tuple[float, float, float, float], label: str, **how: Any
 ) -> AxesImage:
-    """An image of values `(y, x)` with its colour bar; grey where there is none. how: cmap, vmin, vmax, extend."""
-    cmap = matplotlib.colormaps[how.pop("cmap", MAGNITUDES)].with_extremes(bad=NOTHING)
+    """An image of values `(y, x)` with its colour bar; grey where there is none. how: cmap, vmin, vmax, extend, and
+    the colour `nothing` in place of grey.
+    """
+    cmap = matplotlib.colormaps[how.pop("cmap", MAGNITUDES)].with_extremes(bad=how.pop("nothing", NOTHING))
     extend = how.pop("extend", "neither")
     limits = {"vmin": 0, "vmax": largest(values)} | how
     image = axes.imshow(np.ma.masked_invalid(values), aspect="auto", cmap=cmap, extent=extent, **limits)

@@ -16,7 +16,7 @@ import pandas as pd
 import xarray as xr
 
 from ..errors import Refused
-from .roles import Roles, labels_together, main_of, roles_of
+from .roles import Roles, labels_of_role, main_of, roles_of
 from .selection import select
 from .sums import EMPTY
 
@@ -117,7 +117,9 @@ class Alignment:
         """Sums by the lags of the answer: of nothing where no entry exists."""
         if self.causal and self.to == "output":
             _require_zero(sums, ~replace(self, wanted=None)._kept)
-        return self.of_cells(sums, roles, {name: EMPTY.get(str(name), 0) for name in sums.data_vars})
+        known = {"roles": self.roles(roles)} if "roles" in sums.attrs else {}
+        found = self.of_cells(sums, roles, {name: EMPTY.get(str(name), 0) for name in sums.data_vars})
+        return found.assign_attrs(known)
 
     def of_cells(self, cells: xr.Dataset, roles: Roles, blanks: Mapping[Any, Any] | None = None) -> xr.Dataset:
         """Variables with dims of `CELL` by the lags of the answer; `blanks` by name, or NaN, where no entry exists."""
@@ -146,7 +148,7 @@ class Alignment:
         if "lag_2" in roles.own[3]:
             mine = self.roles(roles)
             stored, sizes = roles.labels.sizes["lag_2"], [mine.labels.sizes[dim] for dim in roles.own[3]]
-            labels["feature"] = labels_together(mine, "feature", sizes)
+            labels["feature"] = labels_of_role(mine, "feature", sizes)
             if "input_std" in labels:
                 apart = labels["input_std"].values.reshape(sizes[0], stored, sizes[2])[:, :1]
                 labels["input_std"] = xr.Variable("feature", np.repeat(apart, sizes[1], 1).ravel())

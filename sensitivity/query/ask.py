@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,10 @@ from . import screening, statistics, subspace
 from .alignment import aligned
 from .conditions import By
 from .intervals import Sure
+from .naming import named, noted, shared_by
+from .near_zero import near_zero
 from .question import Question, answered_together, question
-from .roles import restored
+from .roles import restored, roles_of
 from .statistics import Statistic
 
 FACTORIES: dict[str, Callable[..., Statistic]] = {
@@ -101,14 +104,34 @@ def ask_together(dataset: xr.Dataset, each: Sequence[Mapping[str, Any]]) -> list
 
 def answers(dataset: xr.Dataset, asked: Sequence[Question]) -> list[dict[str, xr.Dataset]]:
     """Those to several questions that were `put` to the dataset, by the dims that stand for the dataset's own."""
-    known = facts(dataset)
+    known, features = facts(dataset), _features(dataset)
+    found = zip(asked, answered_together(asked), strict=True)
     return [
         {
-            made.name: answer.assign_attrs(known | one.roles)
+            made.name: _named(_doubted(answer, made, one), made, one, features).assign_attrs(known)
             for made, answer in zip(one.statistics, several, strict=True)
         }
-        for one, several in zip(asked, answered_together(asked), strict=True)
+        for one, several in found
     ]
+
+
+def _doubted(answer: xr.Dataset, made: Statistic, asked: Question) -> xr.Dataset:
+    """An elasticity with the share of outputs that are near zero, which it divides by."""
+    return answer.assign(near_zero=near_zero(asked.dataset, asked.codes)) if made.name == "elasticity" else answer
+
+
+def _named(answer: xr.Dataset, made: Statistic, asked: Question, features: int) -> xr.Dataset:
+    """With words of its own; it is noted where a share is of a selection of the features, or of one alone."""
+    chosen = asked.dataset
+    found = named(answer, made.words, chosen).assign_attrs(asked.roles | answer.attrs)
+    some = made.name == "importance" and chosen.sizes["feature"] < max(2, features)
+    return noted(found, f"share: of the importance of {shared_by(chosen)}" if some else "")
+
+
+def _features(dataset: xr.Dataset) -> int:
+    """How many labels the role of features has, before any are chosen."""
+    own = ("feature",) if "roles" in dataset.attrs else roles_of(dataset).of("feature")
+    return math.prod(dataset.sizes.get(dim, 1) for dim in own)
 
 
 def put(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from .alignment import Alignment, aligned
 from .ask import MEMORY, ask, facts, statistic
 from .conditions import By, groupings, listed
 from .intervals import LEAF, LEAVES, Sure, answered, changing, shaped
+from .naming import Words, escaped, named, noted
 from .passes import sums_together
 from .periods import span_of
 from .question import Answers, Question, lazily, question
@@ -50,15 +52,25 @@ def difference(
             allowed=f"two of {', '.join(labels)}",
             remedy=suggested(missing, labels, f"name two groups by {grouping.name}"),
         )
-    made = _less(base, grouping.name, (labels.index(str(between[0])), labels.index(str(between[1]))))
+    a, b = map(str, between)
+    made = _less(base, grouping.name, (labels.index(a), labels.index(b)), (a, b))
     found = ask(dataset, [made], by=[grouping, *others], **conditions)[made.name]
-    return found.assign_attrs(of=base.name, a=str(between[0]), b=str(between[1]))
+    return noted(found, _sign(a, b)).assign_attrs(of=base.name, a=a, b=b)
 
 
-def _less(base: Statistic, dim: str, places: tuple[int, int]) -> Statistic:
+def _sign(a: str, b: str) -> str:
+    return f"each difference is a − b, where a is {a} and b is {b}"
+
+
+def _less(base: Statistic, dim: str, places: tuple[int, int], called: tuple[str, str]) -> Statistic:
     finish = partial(_finish, base=base, dim=dim, places=places)
     extremes = tuple(f"{name}_difference" for name in EXTREMES)
-    return Statistic("difference", base.needs, finish, extremes, "_difference", (dim, places))
+    words: Words = {}
+    a, b = map(escaped, called)
+    for name, (long_name, units) in base.words.items():
+        words |= {f"{name}_a": (f"{long_name}, of {a}", units), f"{name}_b": (f"{long_name}, of {b}", units)}
+        words[f"{name}_difference"] = f"{long_name}, of {a} − that of {b}", units
+    return Statistic("difference", base.needs, finish, extremes, "_difference", (dim, places), words=words)
 
 
 def _finish(sums: xr.Dataset, base: Statistic, dim: str, places: tuple[int, int]) -> xr.Dataset:
@@ -88,9 +100,10 @@ def compare(
     memory: str | int = MEMORY,
     align: str | None = None,
 ) -> xr.Dataset:
-    """A statistic of one run less that of another, such as of two models, or of one in two periods: lazy.
+    """A statistic of run a less that of run b, such as of two models, or of one in two periods: lazy.
 
-    Variables as for `difference`, arguments as for `ask`. With `ci`, both runs are resampled by the same stretches of
+    Every difference is a − b, here, in tables and in pictures: positive where a has more. Variables as for
+    `difference`, arguments as for `ask`. With `ci`, both runs are resampled by the same stretches of
     time, so that what a time does to both is not counted as doubt. Raises `Refused` where the two have other lags,
     features, outputs or output steps, count lags from something else, or one has dates and the other has none.
     """
@@ -105,13 +118,22 @@ def compare(
     sure = None if ci is None else Sure(ci, seed)
     asked = _questions(parts, alignments, base, by, where, sure, room)
     _require_same_bins(by, *asked)
-    made = _less(base, WHICH, (0, 1))
+    called = _names(a, b)
+    made = _less(base, WHICH, (0, 1), called)
     answers = _Compared(made, [one.answers for one in asked], sure)
     shape = _Compared(made, [_whole(one) for one in asked])(*(one.reading.nothing() for one in asked))
     shapes = shape if sure is None else [shaped(made, shape[0], sure)]
-    found = lazily(answers, sums_together([one.reading for one in asked]), shapes)[0].assign_attrs(asked[0].roles)
+    found = lazily(answers, sums_together([one.reading for one in asked]), shapes)[0]
+    found = named(found, made.words, asked[0].dataset)
+    found = noted(found.assign_attrs(asked[0].roles | found.attrs), _sign(*called))
     sides = {f"{name}_{side}": value for side, one in (("a", a), ("b", b)) for name, value in facts(one).items()}
     return restored(found).assign_attrs(sides | {"of": base.name})
+
+
+def _names(a: xr.Dataset, b: xr.Dataset) -> tuple[str, str]:
+    """The runs' own names where they tell the two apart."""
+    first, second = (PurePosixPath(str(one.attrs.get("run", ""))).name for one in (a, b))
+    return (first, second) if first and second and first != second else ("the first run", "the second run")
 
 
 def _questions(

@@ -35,7 +35,7 @@ TAKEN = {
     *("time", *DIMS, *chain.from_iterable(DIMS.values()), "leaf", "period", "resample", "which"),
     *("at", "component", "held", "mean", "mean_abs", "rms", "std", "min", "max", "share_positive", "sign_agreement"),
     *("quantile", "error", "input_std", "importance", "share", "effective_memory", "nu", "constant", "bound"),
-    *("eigenvalue", "gap", "eigenvector", "activity", "periods", "block", "leaves", "resamples"),
+    *("eigenvalue", "gap", "eigenvector", "activity", "periods", "near_zero", "block", "leaves", "resamples"),
 }
 EXACT = 1 << 24  # values whose quantiles are told from all of them; of more, from a histogram
 

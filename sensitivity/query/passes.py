@@ -23,7 +23,7 @@ from ..errors import Refused
 from ..plan import human_bytes
 from .conditions import Grouping
 from .inputs import with_inputs
-from .roles import as_jacobian, main_of
+from .roles import as_jacobian, known_roles, main_of
 from .sums import CELL, DIMS, INPUTS, TARGETS, Part, cell_bytes, merged, sums_of
 from .tasks import TOGETHER, tree
 
@@ -213,7 +213,7 @@ def labels_of(dataset: xr.Dataset, groupings: Sequence[Grouping]) -> xr.Dataset:
     labels |= {name: dataset[name].variable.load() for name in ("input_std",) if name in dataset.coords}
     labels |= {grouping.name: (grouping.name, grouping.labels) for grouping in groupings}
     attrs = {"dtype": str(dataset["jacobian"].dtype), "groupings": [grouping.name for grouping in groupings]}
-    return xr.Dataset(coords=labels, attrs=attrs)
+    return xr.Dataset(coords=labels, attrs=attrs | known_roles(dataset))
 
 
 def as_dataset(parts: Sequence[Part], labels: xr.Dataset) -> xr.Dataset:

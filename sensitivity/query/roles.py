@@ -131,6 +131,11 @@ def own_dims(of: Product, names: set[str]) -> tuple[tuple[str, ...], ...]:
     return (*of.targets, source[:-1], (*source[-1:], *second, *along))
 
 
+def known_roles(dataset: xr.Dataset) -> dict[str, Any]:
+    """The attribute by which what is made of it gets the store's own dims back."""
+    return {"roles": dataset.attrs["roles"]} if "roles" in dataset.attrs else {}
+
+
 def scale_of(dataset: xr.Dataset) -> xr.DataArray | None:
     """What makes its entries comparable: float64, by feature, of second derivatives by both; None where nothing does.
 
@@ -161,7 +166,7 @@ def as_jacobian(dataset: xr.Dataset) -> xr.Dataset:
     sizes = [math.prod(several) for several in shape]
     others = {dim: -1 for dim in roles.dims if dim != "output_step"}
     made = variable.transpose("time", *roles.dims).chunk(others)
-    labels = {dim: labels_together(roles, dim, shape[place]) for place, dim in enumerate(CELL)}
+    labels = {dim: labels_of_role(roles, dim, shape[place]) for place, dim in enumerate(CELL)}
     whole = dataset.drop_vars([main]).drop_dims(set(dataset.dims) - {"time"})
     whole = whole.drop_vars([name for name in (*CELL, *roles.dims, *STDS.values()) if name in whole.variables])
     whole = whole.assign({JACOBIAN: (("time", *CELL), _reshaped(made.data, bool(roles.own[0]), sizes))})
@@ -210,7 +215,7 @@ def _aside(prediction: xr.Variable, roles: Roles) -> xr.Variable:
     return xr.Variable([ASIDE.get(str(dim), dim) for dim in prediction.dims], prediction.data, prediction.attrs)
 
 
-def labels_together(roles: Roles, role: str, sizes: Sequence[int]) -> xr.Variable:
+def labels_of_role(roles: Roles, role: str, sizes: Sequence[int]) -> xr.Variable:
     """Labels of a role: those of the dim that plays it, or a text for each combination of several."""
     dims = roles.of(role)
     if len(dims) == 1:
@@ -281,7 +286,7 @@ def gathered(found: xr.Dataset) -> xr.Dataset:
     data = {name: made[name] if left.of("feature") else _widened(made[name], ["feature"]) for name in bare.data_vars}
     whole = xr.Dataset(data, {name: made[name] for name in bare.coords}, found.attrs)
     labels = {
-        dim: labels_together(left, dim, [sizes[one] for one in several])
+        dim: labels_of_role(left, dim, [sizes[one] for one in several])
         for dim, several in zip(CELL, own, strict=True)
         if dim in whole.dims
     }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from .pairs import matrix_of, stand_elsewhere
 from .roles import roles_of
 
 
@@ -15,7 +17,7 @@ def rows(statistic: xr.Dataset) -> list[dict[str, object]]:
     """One row per label combination, labels first, then statistics; plain Python values, None for NaN.
 
     Labels: groups, then output step, output, lag and feature, or the product's own, then what the statistic itself
-    tells apart. Groups of which there is no window at all have no rows.
+    tells apart. Groups of which there is no window at all have no rows; a pair has one, whatever its order.
     """
     dims = _order(statistic)
     names = [str(name) for name in statistic.data_vars]
@@ -29,7 +31,8 @@ def rows(statistic: xr.Dataset) -> list[dict[str, object]]:
         for index, *values in zip(combinations, *columns, strict=True)
     ]
     groups = [dim for dim in dims[: len(dims) - len(_own(statistic))] if dim not in roles_of(statistic).dims]
-    return _present(found, groups) if groups and "count" in names else found
+    found = _present(found, groups) if groups and "count" in names else found
+    return _each_pair_once(found, statistic) if "pairs" in statistic.attrs else found
 
 
 def _order(statistic: xr.Dataset) -> list[str]:
@@ -72,3 +75,14 @@ def _present(found: list[dict[str, object]], groups: list[str]) -> list[dict[str
 
     seen = {group(row) for row in found if row["count"]}
     return [row for row in found if group(row) in seen] or found
+
+
+def _each_pair_once(found: list[dict[str, object]], statistic: xr.Dataset) -> list[dict[str, object]]:
+    dims = matrix_of(statistic)
+    if dims is None:
+        return found
+    first, second = (np.atleast_1d(statistic[dim].values).tolist() for dim in dims)
+    empty = {
+        (a, b) for (a, b), gone in zip(product(first, second), stand_elsewhere(first, second), strict=True) if gone
+    }
+    return [row for row in found if (row[dims[0]], row[dims[1]]) not in empty]

@@ -16,6 +16,7 @@ import numpy as np
 import xarray as xr
 
 from ..errors import Refused, suggested
+from .naming import COUNT, Words, escaped
 from .statistics import Statistic, variance
 
 NOTE = (
@@ -41,7 +42,22 @@ def dgsm(distribution: Distribution = "normal") -> Statistic:
     by_feature = {"*": distribution} if isinstance(distribution, str) else {"*": "normal", **distribution}
     constants = {feature: _constant(text) for feature, text in by_feature.items()}
     needs = ("count", "total_squares", "target_count", "target_total", "target_squares")
-    return Statistic("dgsm", needs, partial(_finish, constants=constants), ("count", "constant"), only="derivatives")
+    finish, words = partial(_finish, constants=constants), _words(by_feature)
+    return Statistic("dgsm", needs, finish, ("count", "constant"), only="derivatives", words=words)
+
+
+def _words(by_feature: Mapping[str, str]) -> Words:
+    others = " for the others" if len(by_feature) > 1 else ""
+    told = ", ".join(text + others if name == "*" else f"{name}={text}" for name, text in by_feature.items())
+    assumed = f"the distribution assumed of the inputs: {escaped(told)}"
+    return COUNT | {
+        "nu": ("ν, mean squared {noun} over windows", "({unit})²"),
+        "constant": (f"constant C of the Poincaré inequality, from {assumed}", "squared units of the {source}"),
+        "bound": (
+            f"C·ν / Var(output): a bound of the total Sobol index if inputs were independent, with {assumed}",
+            "1",
+        ),
+    }
 
 
 def _constant(text: str) -> tuple[float | None, float]:

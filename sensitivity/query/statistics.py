@@ -8,7 +8,7 @@ are over windows. `sums` is a dataset of `sums.DIMS`, with any dimensions in fro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -16,11 +16,14 @@ import xarray as xr
 
 from ..errors import Refused
 from . import histogram
+from .naming import COUNT, Words
+from .pairs import pairs_of
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 HELD = (0.5, 0.9, 0.99)
 COMPONENTS = 10
 EXTREMES = ("min", "max")
+EACH_ONCE = "each pair once, where its first order stands; importance is of both orders together"
 ROUNDING = 1e-12  # of sums of squares in float64, relative
 
 
@@ -28,7 +31,7 @@ ROUNDING = 1e-12  # of sums of squares in float64, relative
 class Statistic:
     """needs: names of sums. finish: makes its variables of them. sure: variables that sampling leaves as they are, or
     of which it cannot say; ending: of the names of all others. sides: of a difference, a dimension of the sums and two
-    places in it. only: as `Roles.require` has it.
+    places in it. only: as `Roles.require` has it. words: what its variables are called, as `naming` fills them.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Statistic:
     ending: str = ""
     sides: tuple[str, tuple[int, int]] | None = None
     only: str = ""
+    words: Words = field(default_factory=dict, compare=False)
 
 
 def _over(total: xr.DataArray, count: xr.DataArray) -> xr.DataArray:
@@ -102,19 +106,26 @@ def _quantiles(sums: xr.Dataset, at: Sequence[float]) -> xr.Dataset:
 
 def _importance(sums: xr.Dataset) -> xr.Dataset:
     std = sums["input_std"].reset_coords(drop=True) if "input_std" in sums.coords else None
+    pairs = pairs_of(sums)
     sums = sums.drop_vars("input_std", errors="ignore")
-    count = sums["count"].sum("lag")
-    mean_abs = _over(sums["total_abs"].sum("lag"), count)
-    importance = mean_abs if std is None else mean_abs * std
-    total = importance.sum("feature")
+    count, total, windows = sums["count"].sum("lag"), sums["total_abs"].sum("lag"), sums["count"].max("lag")
+    orders, attrs = xr.DataArray(1), {}
+    if pairs is not None:
+        count, total, windows = pairs.added(count), pairs.added(total), pairs.most(windows)
+        std = None if std is None else pairs.first(std)
+        orders, attrs = pairs.orders, {"roles": pairs.roles, "pairs": EACH_ONCE}
+    mean_abs = _over(total, count)
+    importance = (mean_abs if std is None else mean_abs * std) * orders
+    whole = importance.sum("feature")
     return xr.Dataset(
         {
-            "count": sums["count"].max("lag"),
+            "count": windows,
             "mean_abs": mean_abs,
             **({} if std is None else {"input_std": std.broadcast_like(mean_abs)}),
             "importance": importance,
-            "share": importance / total.where(total > 0),
-        }
+            "share": importance / whole.where(whole > 0),
+        },
+        attrs=attrs,
     )
 
 
@@ -142,47 +153,83 @@ def _elasticity(sums: xr.Dataset) -> xr.Dataset:
 
 
 _MEANS = ("count", "total", "total_abs", "total_squares")
+_MEAN: Words = {"mean": ("mean {noun} over windows, mean {letter}", "{unit}")}
+_MEAN_ABS: Words = {"mean_abs": ("mean size of the {noun} over windows, mean |{letter}|", "{unit}")}
+_RMS: Words = {"rms": ("root of the mean squared {noun} over windows", "{unit}")}
+_STD: Words = {"std": ("standard deviation of the {noun} over windows", "{unit}")}
+_MIN: Words = {"min": ("least {noun} of all windows", "{unit}")}
+_MAX: Words = {"max": ("largest {noun} of all windows", "{unit}")}
+_SHARES: Words = {
+    "share_positive": ("share of windows whose {noun} is positive", "1"),
+    "sign_agreement": ("share of windows whose {noun} has the sign that more of them have", "1"),
+}
+_QUANTILE: Words = {
+    "quantile": ("quantile of the {noun} over windows", "{unit}"),
+    "error": ("largest possible error of the quantile, which is told from a histogram", "{unit}"),
+}
+_SHARE: Words = {
+    "mean_abs": ("mean size of the {noun} over {over}, mean |{letter}|", "{unit}"),
+    "input_std": ("standard deviation of the {source} over the series{of_both}", "{source_unit}"),
+    "importance": ("importance: mean |{letter}| over {over}{std}", "{scaled}"),
+    "share": ("share of the importance of {features}", "1"),
+}
+_HELD: Words = {
+    "effective_memory": (
+        "number of the newest lags that hold this share of the sum of mean |{letter}| over lags",
+        "lags",
+    )
+}
+_PRODUCT: Words = {
+    "mean": ("mean of {noun} × input over windows", "{output}"),
+    "mean_abs": ("mean size of {noun} × input over windows", "{output}"),
+}
+_RELATIVE: Words = {
+    "mean": ("mean elasticity over windows: {noun} × input / prediction", "1"),
+    "mean_abs": ("mean size of the elasticity over windows: |{noun} × input / prediction|", "1"),
+    "near_zero": ("share of windows whose |prediction| is below 1 % of its standard deviation", "1"),
+}
 
 
 def mean() -> Statistic:
     """`mean` J `(output_step, output, lag, feature)`."""
-    return Statistic("mean", ("count", "total"), _mean)
+    return Statistic("mean", ("count", "total"), _mean, words=COUNT | _MEAN)
 
 
 def mean_abs() -> Statistic:
     """`mean_abs`: mean |J| `(output_step, output, lag, feature)`."""
-    return Statistic("mean-abs", ("count", "total_abs"), _mean_abs)
+    return Statistic("mean-abs", ("count", "total_abs"), _mean_abs, words=COUNT | _MEAN_ABS)
 
 
 def rms() -> Statistic:
     """`rms`: the root of the mean J² `(output_step, output, lag, feature)`."""
-    return Statistic("rms", ("count", "total_squares"), _rms)
+    return Statistic("rms", ("count", "total_squares"), _rms, words=COUNT | _RMS)
 
 
 def std() -> Statistic:
     """`std`: the standard deviation of J over windows (divided by their number)."""
-    return Statistic("std", ("count", "total", "total_squares"), _std)
+    return Statistic("std", ("count", "total", "total_squares"), _std, words=COUNT | _STD)
 
 
 def minimum() -> Statistic:
     """`min`: the least J. Without intervals: resamples never surpass an extreme."""
-    return Statistic("min", ("count", "least"), _min)
+    return Statistic("min", ("count", "least"), _min, words=COUNT | _MIN)
 
 
 def maximum() -> Statistic:
     """`max`: the largest J. Without intervals, as `min`."""
-    return Statistic("max", ("count", "largest"), _max)
+    return Statistic("max", ("count", "largest"), _max, words=COUNT | _MAX)
 
 
 def share_positive() -> Statistic:
     """`share_positive`: of windows with J > 0; `sign_agreement`: of those with the more frequent sign."""
-    return Statistic("share-positive", ("count", "positive", "negative"), _share_positive)
+    return Statistic("share-positive", ("count", "positive", "negative"), _share_positive, words=COUNT | _SHARES)
 
 
 def summary() -> Statistic:
     """All of `mean`, `mean_abs`, `rms`, `std`, `min`, `max`, `share_positive`, `sign_agreement`."""
     finish = _joined(_mean, _mean_abs, _rms, _std, _min, _max, _share_positive)
-    return Statistic("summary", (*_MEANS, "least", "largest", "positive", "negative"), finish)
+    words = COUNT | _MEAN | _MEAN_ABS | _RMS | _STD | _MIN | _MAX | _SHARES
+    return Statistic("summary", (*_MEANS, "least", "largest", "positive", "negative"), finish, words=words)
 
 
 def quantiles(at: Sequence[float] = QUANTILES) -> Statistic:
@@ -199,22 +246,29 @@ def quantiles(at: Sequence[float] = QUANTILES) -> Statistic:
         ("count", "total", "total_abs", "histogram", "tops"),
         partial(_quantiles, at=chosen),
         ("count", "error"),
+        words=COUNT | _QUANTILE,
     )
 
 
 def lag_profile() -> Statistic:
     """`mean` J, `mean_abs` |J| and `rms` J `(output_step, output, lag, feature)`."""
-    return Statistic("lag-profile", _MEANS, _joined(_mean, _mean_abs, _rms))
+    return Statistic("lag-profile", _MEANS, _joined(_mean, _mean_abs, _rms), words=COUNT | _MEAN | _MEAN_ABS | _RMS)
 
 
 def importance() -> Statistic:
     """What each feature moves the output by, typically `(output_step, output, feature)`.
 
     `mean_abs` |J| over windows and lags; `input_std`; `importance` = mean_abs × input_std, in units of the output;
-    `share`: importance by its sum over features. Of second derivatives `input_std` is the product of both features'.
-    Attributions, and what is by no input, are taken as they are: without `input_std`, importance is mean_abs.
+    `share`: importance by its sum over the features that are asked for. Attributions, and what is by no input, are
+    taken as they are: without `input_std`, importance is mean_abs.
+
+    Of second derivatives it is a matrix `(output_step, output, feature, feature_2)` with each pair of features once,
+    where the first order of its two stands; the other order's place is NaN, with count 0. With H of windows w and lags
+    k, m: mean_abs of (i, j) is the mean of |H_w,(k,i),(m,j)| and |H_w,(k,j),(m,i)| over w, k and m; `input_std` is
+    std_i × std_j; importance is mean_abs × input_std of a feature with itself, and 2 × that of two features, whose
+    both orders move the output.
     """
-    return Statistic("importance", ("count", "total_abs"), _importance)
+    return Statistic("importance", ("count", "total_abs"), _importance, words=COUNT | _SHARE)
 
 
 def effective_memory(held: Sequence[float] = HELD) -> Statistic:
@@ -225,7 +279,8 @@ def effective_memory(held: Sequence[float] = HELD) -> Statistic:
     chosen = tuple(sorted(held))
     if not chosen or not all(0 < part <= 1 for part in chosen):
         raise Refused("held", given=list(held), allowed="shares above 0, up to 1", remedy="write 0.5,0.9,0.99")
-    return Statistic("effective-memory", ("count", "total_abs"), partial(_effective_memory, held=chosen), only="lags")
+    finish, words = partial(_effective_memory, held=chosen), COUNT | _HELD
+    return Statistic("effective-memory", ("count", "total_abs"), finish, only="lags", words=words)
 
 
 def gradient_input() -> Statistic:
@@ -234,13 +289,14 @@ def gradient_input() -> Statistic:
     x is the input as the series has it, so a feature's zero must mean something.
     """
     needs = ("input_count", "input_total", "input_abs")
-    return Statistic("gradient-input", needs, _gradient_input, only="derivatives")
+    return Statistic("gradient-input", needs, _gradient_input, only="derivatives", words=COUNT | _PRODUCT)
 
 
 def elasticity() -> Statistic:
     """`mean` and `mean_abs` of J·x/y: by how many per cent y moves for one per cent of x.
 
-    Over windows whose prediction y is not zero; where y comes near zero a few windows may make the mean.
+    Over windows whose prediction y is not zero; where y comes near zero a few windows may make the mean: `near_zero`
+    `(output_step, output)` is the share of windows, of all groups, whose |y| is below 1 % of its standard deviation.
     """
     needs = ("elastic_count", "elastic_total", "elastic_abs")
-    return Statistic("elasticity", needs, _elasticity, only="derivatives")
+    return Statistic("elasticity", needs, _elasticity, only="derivatives", words=COUNT | _RELATIVE)

@@ -13,10 +13,19 @@ import xarray as xr
 
 from ..errors import Refused
 from .blas import one_thread
+from .naming import COUNT, Words
 from .statistics import COMPONENTS, Statistic
 
 SOURCE = ("lag", "feature")
 OTHER = ("lag_2", "feature_2")
+
+_WORDS: Words = COUNT | {
+    "eigenvalue": ("eigenvalue of the mean outer product of gradients", "({scaled})²"),
+    "share": ("share of the sum of all eigenvalues", "1"),
+    "gap": ("eigenvalue less the next one", "({scaled})²"),
+    "eigenvector": ("direction, of length 1, along which the output moves, by falling eigenvalue", "1"),
+    "activity": ("activity score: sum of eigenvalue × eigenvector² over components", "({scaled})²"),
+}
 
 
 def active_subspace(components: int = COMPONENTS) -> Statistic:
@@ -35,6 +44,7 @@ def active_subspace(components: int = COMPONENTS) -> Statistic:
         partial(_finish, components=components),
         ("count", "eigenvector"),
         only="rows",
+        words=_WORDS,
     )
 
 

@@ -15,8 +15,9 @@ import xarray as xr
 from ..errors import Refused, suggested
 from ..site_index import SiteIndex
 from .alignment import Alignment, aligned
+from .naming import Words, escaped, named
 from .picking import Candidates, Rule, merged, picked, thinned
-from .roles import as_jacobian, main_of, roles_of, scale_of
+from .roles import as_jacobian, in_words, main_of, roles_of, scale_of
 from .sums import CELL
 
 SCORES = ("max", "sum")
@@ -72,7 +73,23 @@ def top(
     weights = _weights(chosen) if scaled else None
     reads = None if alignment is None else alignment.reads
     picks = picked(_candidates(as_jacobian(chosen), by, scaled, times, rule, reads), rule)
-    return _described(chosen, picks, weights, alignment)
+    return named(_described(chosen, picks, weights, alignment), _words(by, chosen, scaled), chosen)
+
+
+def _words(by: str, dataset: xr.Dataset, scaled: bool) -> Words:
+    """The store's own variables keep their names, and get units."""
+    unit, std = ("{scaled}", "{std}") if scaled else ("{unit}", "")
+    of = "largest" if by == "max" else "sum of every"
+    dims = roles_of(dataset).dims
+    kept = {str(name): one.attrs.get("long_name", str(name)) for name, one in dataset.data_vars.items()}
+    units = {main_of(dataset): "{unit}", "prediction": "{output}", "input": "{source_unit}"}
+    return {
+        **{name: (escaped(str(told)), units.get(name, "as the product has them")) for name, told in kept.items()},
+        "score": (f"{of} |{{letter}}|{std} of the window", unit),
+        "peak": (f"the {{noun}}{std} of the window that is largest by size", unit),
+        **{f"at_{dim}": (f"{in_words(dim)} of the window's largest {{noun}}", "1") for dim in dims},
+        "rank": ("place of the window, that with the highest score first", "1"),
+    }
 
 
 def _check(count: int, by: str) -> None:

@@ -12,11 +12,13 @@ from ..errors import Refused
 from .ask import ask, statistic
 from .conditions import By, Grouping, listed
 from .intervals import changing
+from .naming import COUNT, ENDS, Words, end_of
 from .periods import COUNTED, YEAR, as_numbers, calendar, span_of, stretches
 from .slopes import LEAST_PERIODS, theil_sen
 from .statistics import Statistic
 
 PERIOD = "period"
+PERIODS = {"year": "years", "month": "months"}
 ENOUGH_YEARS, ENOUGH_MONTHS, STRETCHES = 8, 36, 40
 PARTIAL = 0.5  # of the median count: periods with fewer windows do not count
 
@@ -45,9 +47,23 @@ def trend(
         raise Refused("level", given=level, allowed="from 0.5 to below 1", remedy="write 0.95")
     kind, periods = _periods(dataset, every)
     finish = partial(_finish, base=base, level=level, kind=kind, dates=dataset["time"].dtype.kind == "M")
-    made = Statistic("trend", base.needs, finish)
+    made = Statistic("trend", base.needs, finish, words=_words(base, level, kind, dataset["time"].dtype.kind))
     found = ask(dataset, [made], by=[*listed(by), periods], **conditions)["trend"]
     return found.assign_attrs(of=base.name, every=kind, level=level)
+
+
+def _words(base: Statistic, level: float, kind: str, times: str) -> Words:
+    """times: the kind of their dtype: dates, numbers of steps, or numbers with a unit of their own."""
+    unit = {"M": "year", "i": "step", "u": "step"}.get(times, "unit of time")
+    periods = {"year": "years", "month": "months of one name in different years"}.get(kind, "equal stretches of time")
+    found: Words = COUNT | {"periods": (f"number of {PERIODS.get(kind, 'stretches of time')} that have a value", "1")}
+    for name, (long_name, units) in base.words.items():
+        slope = f"trend of: {long_name} (median slope between {periods}, Theil–Sen)"
+        per = f"{'' if units == '1' else units + ' '}per {unit}"
+        ends = {f"{name}_slope{edge}": (end_of(slope, edge, level, "Sen 1968"), per) for edge in ENDS}
+        p = f"two-sided p-value of the trend of: {long_name} (Mann–Kendall, corrected for serial correlation)"
+        found |= {f"{name}_slope": (slope, per), **ends, f"{name}_p": (p, "1")}
+    return found
 
 
 def _periods(dataset: xr.Dataset, every: str | int | None) -> tuple[str, Grouping]:
@@ -86,4 +102,4 @@ def _finish(sums: xr.Dataset, base: Statistic, level: float, kind: str, dates: b
         parts = {"slope": slopes.slope, "slope_low": slopes.low, "slope_high": slopes.high, "p": slopes.p_value}
         found |= {f"{name}_{part}": (field.dims[1:], array) for part, array in parts.items()}
         found["periods"] = (field.dims[1:], slopes.periods)
-    return xr.Dataset(found, coords=values.drop_dims(PERIOD).coords)
+    return xr.Dataset(found, coords=values.drop_dims(PERIOD).coords, attrs=values.attrs)

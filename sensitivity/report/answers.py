@@ -24,6 +24,7 @@ from ..query.alignment import aligned, counts_from
 from ..query.ask import answers, put
 from ..query.conditions import Grouping
 from ..query.inputs import time_blocks
+from ..query.near_zero import near_zero
 from ..query.question import Question
 from ..query.roles import JACOBIAN, main_of, scale_of
 from ..query.statistics import Statistic
@@ -125,7 +126,9 @@ def answers_of(dataset: xr.Dataset, memory: str | int = MEMORY, align: str | Non
             asked[name] = _first(ways)
         except Refused as refusal:
             found.refused[name] = refusal
-    (computed,) = dask.compute(answers(dataset, list(asked.values())))
+    computed, outputs = dask.compute(answers(dataset, list(asked.values())), _near_zero(dataset) if own.plain else None)
+    if outputs is not None:
+        found.found["near-zero"] = outputs
     for name, several in zip(asked, computed, strict=True):
         for statistic, one in several.items():
             found.found[name if name in OWN else statistic] = _dressed(dataset, one)
@@ -135,6 +138,13 @@ def answers_of(dataset: xr.Dataset, memory: str | int = MEMORY, align: str | Non
     if moments.sizes["rank"]:
         found.found |= {"moments": moments, "window": _first_of(moments, dataset, align)}
     return found
+
+
+def _near_zero(dataset: xr.Dataset) -> xr.Dataset | None:
+    if "prediction" not in dataset:
+        return None
+    every = da.zeros(dataset.sizes["time"], np.int64, chunks=(time_blocks(dataset),))
+    return xr.Dataset({"near_zero": near_zero(dataset, every)})
 
 
 def _first(ways: Sequence[Callable[[], Question]]) -> Question:

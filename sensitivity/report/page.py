@@ -11,7 +11,7 @@ from importlib import resources
 from .. import __version__
 from ..commits import Failure
 from ..versions import OURS
-from . import facts, words
+from . import facts, measures, words
 from .answers import LEVEL, Answers
 from .markup import Markup, joined, tag
 from .pictures import pictures
@@ -124,6 +124,8 @@ def _findings(state: State, answers: Answers) -> Iterator[Markup]:
     yield tag("p", said) if whole else tag("p", said, class_="notice", role="note")
     if state.driver is not None:
         yield tag("p", "A driver is at work: this is how the run stood when the report was written.", class_="notice")
+    for one in (*state.run.suspicions, *measures.suspicions(answers)):
+        yield tag("p", f"Suspicious: {one}.", class_="notice", role="note")
     found = list(words.findings(answers))
     if found:
         yield tag("ul", *(tag("li", one) for one in found), class_="findings")

@@ -23,7 +23,7 @@ SHORT = 25  # rows that a printed page has room for
 _HELD = " 50 % lags: how many of the newest hold half of a {item}'s influence."
 _RAISES = " J > 0 there: the share of windows in which a rise at its strongest lag raises the output."
 _POSITIVE = " {letter} > 0 there: the share of windows in which it is positive where it is strongest."
-_IMPORTANCE = "Importance: mean {size}, {unit}."
+_IMPORTANCE = "Importance: mean {size}, {unit}{both}. Share: of the importance of {all}."
 _PROFILE = "Mean {size} by {lag}, the most important {item}s first, {unit}."
 _DISTRIBUTION = (
     "J of all windows, lags and outputs together, in units of the output per unit of the feature; quantiles to 1.6 %."
@@ -127,7 +127,7 @@ def _of_derivatives(state: State, answers: Answers) -> Iterator[Table]:
     if answers.terms.lag:
         yield _profile(state, answers)
     if "pooled" in answers:
-        yield _distribution(state, answers, [one.name for one in found])
+        yield _distribution(state, answers, _by_importance(answers, found))
     if "moments" in answers:
         yield _moments(state, answers)
     if "month-lag" in answers and words.of_several_groups(answers["month-lag"]):
@@ -158,7 +158,10 @@ def _importance(state: State, answers: Answers, found: list[measures.Feature]) -
         *((f"Strongest {own.lag}",) if own.lag else ()),
         f"{own.letter}\u00a0>\u00a00 there",
     )
-    about = _said(_IMPORTANCE + _HELD * held + (_RAISES if own.plain else _POSITIVE), answers)
+    whole = f"all {len(found):,} {own.item}s" if len(found) > 1 else f"this {own.item}, the only one"
+    both = ", both orders of a pair together" if "pairs" in answers["importance"].attrs else ""
+    size = _IMPORTANCE.replace("{all}", whole).replace("{both}", both)
+    about = _said(size + _HELD * held + (_RAISES if own.plain else _POSITIVE), answers)
     sure = np.isfinite([one.interval for one in found]).any()
     caption = f"{about} In brackets: {words.percent(LEVEL)} intervals." if sure else about
     command = f"sensitivity query {state.path} importance --ci 0.9"
@@ -192,6 +195,14 @@ def _profile(state: State, answers: Answers) -> Table:
     )
     title, caption = f"{own.lag.capitalize()} profile", _said(_PROFILE, answers)
     return Table("profile", title, caption, columns, rows, note, command if note else "")
+
+
+def _by_importance(answers: Answers, found: list[measures.Feature]) -> list[str]:
+    """The features, the most important first; where importance is of pairs, the largest first."""
+    if "pairs" not in answers["importance"].attrs:
+        return [one.name for one in found]
+    pooled = answers["pooled"]
+    return [str(name) for name in pooled["feature"].values[np.argsort(-np.nan_to_num(pooled["mean_abs"].values))]]
 
 
 def _distribution(state: State, answers: Answers, order: list[str]) -> Table:

@@ -11,6 +11,7 @@ from ..plots import influence
 from ..plots.lags import PANELS
 from ..plots.look import most, newest_last, of_one_target, scaled, targets, total
 from ..plots.terms import Terms, target_words, terms_of
+from ..query.pairs import each_once, matrix_of
 from ..query.roles import CALLED, in_words, roles_of
 from ..query.rows import text_of
 from ..query.sums import TARGET
@@ -119,11 +120,13 @@ def _importance(answers: Answers, found: list[Feature]) -> Iterator[str]:
     if not found[0].importance > 0:
         yield _unimportant(found, answers.terms)
         return
-    first = found[0]
+    first, own = found[0], answers.terms
+    if len(found) == 1:
+        yield f"{named(first.name)} is the only {own.item}: its share of the {own.item}s' importance is 100\u00a0%."
+        return
     ends = "" if np.isnan(first.share_interval[0]) else f", {_interval(first.share_interval)}"
     others = [f"{named(one.name)} ({percent(one.share)})" for one in found[1:3] if one.importance > 0]
     then = f", then {listed(others)}" if others else ""
-    own = answers.terms
     part = f"{percent(first.share)} of all {own.item}s' importance"
     yield f"{named(first.name)} {own.leads.format(outputs=_outputs(answers))}: {part}{ends}{then}."
     small = [one for one in found if one.share < SMALL]
@@ -275,13 +278,14 @@ def _place(moment: xr.Dataset, own: Terms) -> str:
 
 
 def of_importance(found: xr.Dataset) -> str:
-    values = found["importance"].mean(targets(found))
+    values = each_once(found)["importance"].mean(targets(found))
+    chart = "Bar chart" if matrix_of(found) is None else "Matrix"
     order = np.argsort(-np.nan_to_num(values.values))[:5]
     share = values.values / max(float(values.sum()), np.finfo(float).tiny)
     parts = [
         f"{named(values['feature'].values[i])} {number(float(values[i]))} ({percent(float(share[i]))})" for i in order
     ]
-    return f"Bar chart of {plural(values.sizes['feature'], terms_of(found).item)} by importance: {'; '.join(parts)}."
+    return f"{chart} of {plural(values.sizes['feature'], terms_of(found).item)} by importance: {'; '.join(parts)}."
 
 
 def of_profile(found: xr.Dataset) -> str:

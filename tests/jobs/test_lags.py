@@ -102,3 +102,8 @@ def test_in_a_notebook_lags_are_limited_too(causal):
     found = sensitivity.jacobian(causal, windows, "2GB", max_lag=1)
     assert found.shape == (15, 6, 2, 2, 2)
     np.testing.assert_allclose(found[:, 4, :, 0], whole[:, 4, :, 3], rtol=1e-4, atol=1e-6)
+
+
+def test_lags_beyond_the_window_are_refused(write_job, causal):
+    with pytest.raises(Refused, match=r"(?s)sensitivity.max_lag.*99, and windows of \d+ steps"):
+        run_job(Job.load(write_job(causal, frame(STEPS), sensitivity={"max_lag": 99})), How(serial=True))

@@ -299,3 +299,27 @@ def test_numbers_of_numpy_and_single_ones_are_taken():
     one = sensitivity.jacobian(model, windows, output_steps=-1, **given)
     assert one.shape == (3, 1, 1, 2, 2)
     np.testing.assert_array_equal(one, sensitivity.jacobian(model, windows, output_steps=[np.int64(4)], **given))
+
+
+@pytest.mark.parametrize("shape", [(2, 12, 3), (2, 24, 2), (2, 24), (2, 24, 3, 1, 1)])
+def test_windows_of_another_shape_than_the_model_declares_are_refused(shape):
+    model = sequential((24, 3), layers.LSTM(2), layers.Dense(1))
+    with pytest.raises(Refused, match=r"(?s)windows is refused.*\(batch, 24, 3\), as the model declares"):
+        sensitivity.jacobian(model, np.zeros(shape, "float32"))
+
+
+def test_axes_of_length_one_may_be_left_out_or_added_as_keras_does():
+    model = sequential((4, 1), layers.Flatten(), layers.Dense(1))
+    windows = np.random.default_rng(0).standard_normal((3, 4)).astype("float32")
+    whole = sensitivity.jacobian(model, windows[..., None])
+    np.testing.assert_allclose(sensitivity.jacobian(model, windows).reshape(whole.shape), whole)
+    free = sequential((None, 1), layers.LSTM(2))
+    assert sensitivity.jacobian(free, windows[..., None]).shape == (3, 2, 4, 1)
+
+
+def test_lags_beyond_the_window_are_refused():
+    model = sequential((4, 2), layers.LSTM(2))
+    windows = np.zeros((2, 4, 2), "float32")
+    assert sensitivity.jacobian(model, windows, max_lag=3).shape == (2, 2, 4, 2)
+    with pytest.raises(Refused, match=r"(?s)max_lag is refused.*4, and windows of 4 steps.*up to 3"):
+        sensitivity.jacobian(model, windows, max_lag=4)

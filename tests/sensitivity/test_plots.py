@@ -247,14 +247,14 @@ def test_two_runs_beside_each_other():
     first, second = random(), random(features=4)[:50]
     figure = show(series(first), "comparison", against=series(second), names=["old", "new"])
     bars, gap = figure.axes[0], pixels(figure, 1)
-    np.testing.assert_allclose(gap[1], (sizes(second)[..., 2] - sizes(first)[..., 2]).mean(axis=(0, 1)))
+    np.testing.assert_allclose(gap[1], (sizes(first)[..., 2] - sizes(second)[..., 2]).mean(axis=(0, 1)))
     assert [label.get_text() for label in bars.get_yticklabels()] == ["x_3", "x_2", "x_1", "x_0"]
     assert bars.containers[0].patches[0].get_width() == 0  # the old one has no such feature
     assert np.isnan(gap[0]).all()
     np.testing.assert_allclose(bars.containers[1].patches[1].get_width(), sizes(second)[..., 2].mean())
     image = figure.axes[1].images[0]
     assert image.norm.vmin == -image.norm.vmax
-    for said in ("old", "new − old", "77 of 90 windows", "42 of 50 windows"):
+    for said in ("old", "old − new", "77 of 90 windows", "42 of 50 windows"):
         assert said in texts(figure)
     with pytest.raises(Refused, match="against"):
         show(series(first), "comparison")

@@ -59,7 +59,9 @@ def test_importance_is_scaled_by_what_the_product_is_per_unit_of(made):
     sizes = abs(dataset[product].astype(float)).compute()
     over = ["time", *(dim for dim in sizes.dims if dim in LAST)]
     expected = sizes.mean(over) * scale(dataset, product)
-    assert found["importance"].dims == tuple(dim for dim in DIMS[product, by] if dim not in LAST)
+    if product == "hessian":
+        expected = by_pair(expected)
+    assert found["importance"].dims == tuple(dim for dim in DIMS[product, by] if dim in expected.dims)
     xr.testing.assert_allclose(
         found["importance"].drop_vars(list(found["importance"].coords)),
         expected.transpose(*found["importance"].dims).drop_vars(list(expected.coords)),
@@ -68,6 +70,47 @@ def test_importance_is_scaled_by_what_the_product_is_per_unit_of(made):
     features = [dim for dim in found["share"].dims if dim not in ("output_step", "output", "vector")]
     features = [dim for dim in features if dim != "direction" or product == "jvp"]
     np.testing.assert_allclose(found["share"].sum(features), 1)
+
+
+def by_pair(sizes: xr.DataArray) -> xr.DataArray:
+    """Both orders of a pair in the place of the first, one pair after the other; second lags averaged."""
+    second_lags = [dim for dim in sizes.dims if dim in {f"{one}_2" for one in LAST}]
+    sizes = sizes.mean(second_lags)
+    one, other = sizes.dims[-2:]
+    found = sizes.copy(data=np.full(sizes.shape, np.nan))
+    for i in range(sizes.sizes[one]):
+        for j in range(i, sizes.sizes[other]):
+            orders = [sizes[{one: i, other: j}], sizes[{one: j, other: i}]][: 1 if i == j else 2]
+            found[{one: i, other: j}] = sum(orders)
+    return found
+
+
+def test_a_hessians_importance_is_a_matrix_with_each_pair_once():
+    dataset = produced("hessian")
+    found = query.importance(dataset, ci=0.9).compute()
+    listed = query.rows(found.isel(output_step=[0], output=[0]))
+    pairs = [(row["feature"], row["feature_2"]) for row in listed]
+    names = dataset["feature"].values.tolist()
+    assert pairs == [(a, b) for i, a in enumerate(names) for b in names[i:]]
+    assert sum(row["share"] for row in listed) == pytest.approx(1)
+    assert all(row["importance_low"] < row["importance"] < row["importance_high"] for row in listed)
+    values = np.abs(dataset["hessian"].values[:, 0, 0].astype(float))  # (time, lag, feature, lag_2, feature_2)
+    both = np.nanmean([values[:, :, 0, :, 1], values[:, :, 1, :, 0].swapaxes(1, 2)])
+    assert listed[1]["mean_abs"] == pytest.approx(both)
+    assert listed[1]["importance"] == pytest.approx(2 * both * listed[1]["input_std"])
+    assert listed[1]["count"] == np.isfinite(values[:, 0, 0, 0, 0]).sum()
+
+
+def test_pairs_stay_pairs_by_group_in_differences_comparisons_and_trends():
+    dataset, other = produced("hessian"), produced("hessian", seed=1)
+    whole, second = (query.importance(one).compute() for one in (dataset, other))
+    compared = query.compare(dataset, other).compute()
+    xr.testing.assert_allclose(compared["importance_difference"], whole["importance"] - second["importance"])
+    assert len(query.rows(compared)) == 4 * 6
+    grouped = query.importance(dataset, by="season").compute()
+    assert grouped["importance"].dims == ("season", "output_step", "output", "feature", "feature_2")
+    assert len(query.rows(grouped)) == 4 * 4 * 6
+    assert len(query.rows(query.trend(dataset, "importance", every=4).compute())) == 4 * 6
 
 
 def test_groups_conditions_and_intervals_are_told_of_every_product(made):
@@ -166,7 +209,11 @@ def test_selections_go_by_the_part_that_a_dim_plays():
     found = query.importance(hessian, features="wind").compute()
     assert (found.sizes["feature"], found.sizes["feature_2"]) == (1, 3)
     whole = query.importance(hessian).compute()
-    np.testing.assert_allclose(found["importance"], whole["importance"].sel(feature=["wind"]))
+    np.testing.assert_allclose(
+        found["importance"].sel(feature_2="wind"), whole["importance"].sel(feature_2="wind")[..., 2:]
+    )
+    sizes = abs(hessian["hessian"].astype(float)).mean(["time", "lag", "lag_2"]).sel(feature="wind", feature_2="heat")
+    np.testing.assert_allclose(found["importance"].sel(feature_2="heat")[..., 0], 2 * sizes * 0.5 * 2.0, rtol=1e-6)
     one = query.mean(hessian.isel(output=1, feature_2=2)).compute()
     assert one.sizes["output"] == one.sizes["feature_2"] == 1
     np.testing.assert_allclose(

@@ -82,7 +82,7 @@ def test_the_first_finding_is_the_largest_importance(product, by):
         assert "importance" not in said[0]
         return
     flat = mean.stack(all=mean.dims)
-    best = flat.isel(all=int(np.argmax(flat.values)))
+    best = flat.isel(all=int(np.nanargmax(flat.values)))
     for dim in mean.dims:
         assert str(best[dim].item()) in said[0], dim
     assert percent(float(best / flat.sum())) in said[0]

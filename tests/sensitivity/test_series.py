@@ -288,6 +288,15 @@ def test_labels_that_fit_once_they_are_scaled_are_taken(tmp_path):
     survey(section).require_fits("float32", section)
 
 
+def test_columns_without_any_value_are_named(tmp_path):
+    table = frame(20)
+    table["empty"], table["rain"] = np.nan, np.nan
+    table.to_csv(tmp_path / "s.csv", index=False)
+    section = SeriesSection(path=str(tmp_path / "s.csv"), time="time")
+    with pytest.raises(Refused, match=r"(?s)series.features.*'rain', 'empty', of which all 20 values are missing"):
+        survey(section)
+
+
 def test_damage_inside_a_store_is_refused(tmp_path):
     section = write(frame(20), tmp_path, "zarr")
     next((tmp_path / "series.zarr" / "heat" / "c").rglob("0")).write_bytes(b"damage")
