@@ -77,19 +77,26 @@ def top(
 
 
 def _words(by: str, dataset: xr.Dataset, scaled: bool) -> Words:
-    """The store's own variables keep their names, and get units."""
+    """The store's own variables keep what they are called, and get units where they have none."""
     unit, std = ("{scaled}", "{std}") if scaled else ("{unit}", "")
     of = "largest" if by == "max" else "sum of every"
     dims = roles_of(dataset).dims
-    kept = {str(name): one.attrs.get("long_name", str(name)) for name, one in dataset.data_vars.items()}
     units = {main_of(dataset): "{unit}", "prediction": "{output}", "input": "{source_unit}"}
+    kept = {name: one.attrs for name, one in zip(map(str, dataset.data_vars), dataset.data_vars.values(), strict=True)}
     return {
-        **{name: (escaped(str(told)), units.get(name, "as the product has them")) for name, told in kept.items()},
+        **{
+            name: (escaped(str(own.get("long_name", name))), _units(own, units.get(name, "as the product has them")))
+            for name, own in kept.items()
+        },
         "score": (f"{of} |{{letter}}|{std} of the window", unit),
         "peak": (f"the {{noun}}{std} of the window that is largest by size", unit),
         **{f"at_{dim}": (f"{in_words(dim)} of the window's largest {{noun}}", "1") for dim in dims},
         "rank": ("place of the window, that with the highest score first", "1"),
     }
+
+
+def _units(known: dict[str, Any], otherwise: str) -> str:
+    return escaped(str(known["units"])) if "units" in known else otherwise
 
 
 def _check(count: int, by: str) -> None:
