@@ -121,8 +121,8 @@ def test_an_expert_sets_every_knob():
     [
         ({"kernel": "fastest"}, "kernel"),
         ({"windows_per_call": 0}, "windows_per_call"),
-        ({"kernel": "gradient"}, "sensitivity.kernel"),
-        ({"experimental_use_pfor": True, "parallel_iterations": 1}, "sensitivity.parallel_iterations"),
+        ({"kernel": "gradient"}, "kernel"),
+        ({"experimental_use_pfor": True, "parallel_iterations": 1}, "parallel_iterations"),
         ({"label": np.zeros(2)}, "label"),
     ],
 )

@@ -235,7 +235,7 @@ def test_a_name_that_no_weight_has_is_refused():
     model = net(layers.Flatten(), layers.Dense(4, name="first"), layers.Dense(1, name="last"))
     with pytest.raises(Refused, match=r"pattern of their names: first/kernel, first/bias, last/kernel") as refused:
         sensitivity.jacobian(model, WINDOWS, wrt="weights:nothing")
-    assert "sensitivity.wrt" in str(refused.value)
+    assert refused.value.key == "wrt"
 
 
 def test_sums_of_many_numbers_keep_their_digits():
