@@ -75,6 +75,7 @@ CHAIN = [
         "kernels",
         "candidates",
         "engine",
+        "room",
         "tuning",
         "audit",
         "template",
