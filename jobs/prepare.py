@@ -88,7 +88,8 @@ def prepare(
         from sensitivity.model import described_job, shaped, target_of
         from sensitivity.products import product_asked
         from sensitivity.record import record_of
-        from sensitivity.tuning import FEW, by_rule, room_in
+        from sensitivity.room import room_in
+        from sensitivity.tuning import FEW, by_rule
 
         here = nodes is None
         nodes = local() if nodes is None else nodes

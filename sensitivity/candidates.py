@@ -19,6 +19,7 @@ FIRST_BYTES = 32 * MiB  # of a first call: about what caches hold
 PLAIN_BYTES, PLAIN_LOOPED_BYTES = 256 * MiB, 1024 * MiB
 # And enough windows to share its overhead, which is large where TensorFlow runs a loop, not XLA.
 FIRST_WINDOWS, FIRST_RECURRENT, FIRST_LOOPED = 8, 32, 64
+MOST_SAMPLES = 4096  # of a call, where a window has many points
 RULE_WINDOWS, RULE_ROWS = 1024, 8192  # windows, and windows × outputs, of an untried call
 
 
@@ -194,6 +195,11 @@ def _require_able(wanted: SensitivitySection, facts: CallFacts) -> None:
 
 
 # ---- sizes of calls --------------------------------------------------------------------------------
+
+
+def samples(windows: int, facts: CallFacts) -> int:
+    """Samples that calls of so many windows have: all points of each window, up to a number that fills any call."""
+    return max(windows, min(windows * facts.points, MOST_SAMPLES))
 
 
 def even(size: int, windows: int) -> int:

@@ -32,11 +32,12 @@ from .packing import Packing, innermost, is_constant
 from .plan import MiB, human_bytes, result_bytes
 from .products.product import Arrays, Product
 from .progress import progress_of_long
+from .room import Room
 from .saved_models import as_model
 from .sections import parse_bytes
 from .setting import Choice, Setting
 from .sources import INPUT
-from .tuning import BUILD_BYTES, Room, tune
+from .tuning import BUILD_BYTES, tune
 from .weights import meant
 
 BESIDE = ("labels", "loss", "sample_weight")  # of what is asked, what is given by window or as an object

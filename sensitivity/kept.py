@@ -14,8 +14,9 @@ import tensorflow as tf
 from .engine import Tuned
 from .facts import CallFacts
 from .probes import TOLERANCE, Probe
+from .room import Room
 from .setting import Choice
-from .tuning import CHECKED, Room
+from .tuning import CHECKED
 
 _ATTRIBUTE = "_sensitivity_kernels"
 WORTH_TIMING = 30.0  # seconds of work, where kernels were timed for a tenth of it: they are timed again

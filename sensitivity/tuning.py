@@ -18,25 +18,21 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from . import machine, meter
-from .candidates import choose, compiles_long, effort, even, families, first_size, halved, in_order
-from .device import call_budget, has_gpu, kind
+from .candidates import choose, compiles_long, effort, even, families, first_size, halved, in_order, samples
 from .engine import Tuned
 from .errors import Refused
-from .facts import CallFacts, ModelFacts
 from .job import SensitivitySection
 from .model import Target
 from .plan import (
-    Layout,
     MiB,
-    Workers,
     call_memory,
     human_bytes,
     kernel_memory,
     result_bytes,
-    room_for_a_call,
     summing_memory,
 )
 from .probes import TOLERANCE, Probe, require_agreement
+from .room import Room
 from .setting import Choice, Setting, Trial
 
 BUILD_BYTES = 160 * MiB  # tracing a kernel and compiling it by XLA, the first of a process included
@@ -50,45 +46,13 @@ AGAIN, SCALED = 1.1, 1.3  # margins over what was measured, for the same call ag
 LEAST_BYTES = 2 * MiB  # below this, measuring is noise
 CONTENDER, PLATEAU, RIVAL, EQUAL = 0.4, 0.9, 0.85, 0.93  # of the best rate: worth more trials, going on, a second look
 RIVALS, ROUNDS = 4, 5
-NEAR = 0.95  # of a worker's memory: resident bytes at which its calls are made smaller
 FEW = 64  # windows to prove a job's model and to time its kernels on
-MOST_SAMPLES = 4096  # of a call, where a window has many points
-UNSEEN_GPU = "gpu: a worker's"
-
-
-@dataclass(frozen=True)
-class Room:
-    """Where a kernel is to run. call: bytes for one call. resident: the process's most resident bytes, None where
-    nothing limits them. kind: of device, as settings are kept for.
-    """
-
-    call: int
-    resident: int | None = None
-    gpu: bool = False
-    kind: str = ""
-
-
-def room_in(workers: Workers, facts: ModelFacts, layout: Layout, *, limited: bool, held: int = 0) -> Room:
-    """What one of `workers` has for a call, on the device that this process holds.
-
-    limited: this process is such a worker, and not to outgrow its memory, beside bytes `held` for others.
-    """
-    on_gpu = has_gpu()
-    call = call_budget(room_for_a_call(workers.memory, facts, layout), share=workers.gpu_share)
-    # A driver sees no GPU of its workers': what they have for a call, they find out themselves.
-    device = UNSEEN_GPU if workers.gpus and not on_gpu else kind(workers.cpus)
-    return Room(call, held + int(NEAR * workers.memory) if limited and not on_gpu else None, on_gpu, device)
 
 
 def is_given(wanted: SensitivitySection) -> bool:
     """Whether the user leaves nothing to time."""
     pfor = wanted.experimental_use_pfor != "auto" or wanted.kernel in ("gradient", "scan")
     return wanted.kernel != "auto" and wanted.windows_per_call != "auto" and pfor
-
-
-def samples(windows: int, facts: CallFacts) -> int:
-    """Samples that calls of so many windows have: all points of each window, up to a number that fills any call."""
-    return max(windows, min(windows * facts.points, MOST_SAMPLES))
 
 
 def by_rule(wanted: SensitivitySection, target: Target, room: Room, windows: int, key: str) -> Choice:

@@ -22,10 +22,11 @@ from .model import target_of
 from .patience import patiently
 from .places import Place
 from .plan import Shard, Workers, call_memory, worker_memory
+from .room import room_in
 from .series import first_windows, open_series
 from .setting import Choice
 from .store import Run, load_run_model
-from .tuning import FEW, by_rule, room_in, tune
+from .tuning import FEW, by_rule, tune
 from .variables import Variable
 from .writing import AtOnce, Gate, InBackground
 

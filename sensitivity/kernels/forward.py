@@ -30,7 +30,8 @@ def build(target: Target, setting: Setting):
     facts = target.facts
 
     def forward(given: Given, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as outer:
+        several = side_by_side(setting) is not None  # times that the tape is used
+        with tf.GradientTape(persistent=several, watch_accessed_variables=False) as outer:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 source = target.start(given)
                 tape.watch(source)

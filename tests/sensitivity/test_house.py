@@ -81,6 +81,7 @@ CHAIN = [
         "kernels",
         "candidates",
         "engine",
+        "room",
         "tuning",
         "audit",
         "template",
