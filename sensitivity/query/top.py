@@ -14,7 +14,7 @@ import xarray as xr
 
 from ..errors import Refused
 from ..site_index import SiteIndex
-from .naming import Words, escaped, named
+from .naming import Words, named
 from .picking import Candidates, Rule, merged, picked, thinned
 from .roles import as_jacobian, in_words, main_of, roles_of, scale_of
 from .selection import select
@@ -69,21 +69,19 @@ def top(
     chosen = select(dataset, lags, features, outputs, output_steps)
     weights = _weights(chosen) if scaled else None
     picks = picked(_candidates(as_jacobian(chosen), by, scaled, times, rule), rule)
-    return named(_described(chosen, picks, weights), _words(by, chosen, scaled), chosen)
+    found = _described(chosen, picks, weights)
+    stored = {main_of(chosen): "{unit}", "prediction": "{output}", "input": "{source_unit}"}
+    others = {str(name): "not stated" for name in found.data_vars if name not in ("score", "peak")}
+    return named(found, _words(by, chosen, scaled), chosen, others | stored)
 
 
 def _words(by: str, dataset: xr.Dataset, scaled: bool) -> Words:
-    """The store's own variables keep their names, and get units."""
     unit, std = ("{scaled}", "{std}") if scaled else ("{unit}", "")
     of = "largest" if by == "max" else "sum of every"
-    dims = roles_of(dataset).dims
-    kept = {str(name): one.attrs.get("long_name", str(name)) for name, one in dataset.data_vars.items()}
-    units = {main_of(dataset): "{unit}", "prediction": "{output}", "input": "{source_unit}"}
     return {
-        **{name: (escaped(str(told)), units.get(name, "as the product has them")) for name, told in kept.items()},
         "score": (f"{of} |{{letter}}|{std} of the window", unit),
         "peak": (f"the {{noun}}{std} of the window that is largest by size", unit),
-        **{f"at_{dim}": (f"{in_words(dim)} of the window's largest {{noun}}", "1") for dim in dims},
+        **{f"at_{dim}": (f"{in_words(dim)} of the window's largest {{noun}}", "1") for dim in roles_of(dataset).dims},
         "rank": ("place of the window, that with the highest score first", "1"),
     }
 
