@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import xarray as xr
 
@@ -23,14 +25,18 @@ BESIDE: Words = {
 }
 
 
-def named(found: xr.Dataset, words: Words, dataset: xr.Dataset) -> xr.Dataset:
+def named(found: xr.Dataset, words: Words, dataset: xr.Dataset, stored: Mapping[str, str] | None = None) -> xr.Dataset:
     """The answer with `long_name` and `units` of its own on every variable, and on what the statistic adds as labels.
 
-    words: of the statistic. dataset: what was asked, which says what an entry is and in which units.
+    words: of the statistic. dataset: what was asked, which says what an entry is and in which units. stored: units of
+    variables that are the store's own, and keep what it says of them.
     """
-    known = fields(dataset)
+    known, stored = fields(dataset), stored or {}
     made = found.copy()
     for name in map(str, made.variables):
+        if name in stored:
+            made[name].attrs = {"units": stored[name].format(**known)} | made[name].attrs
+            continue
         if name in words or name in made.data_vars:
             long_name, units = _of(name, words, made)
         elif name in BESIDE:

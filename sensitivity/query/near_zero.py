@@ -16,11 +16,13 @@ def near_zero(dataset: xr.Dataset, codes: da.Array) -> xr.DataArray:
 
     codes: int64 `(time)`, below zero where a window does not count. The predictions are read twice.
     """
-    values = dataset["prediction"].transpose("time", *TARGET)
-    counts = xr.apply_ufunc(np.isfinite, values, dask="allowed") & xr.DataArray(codes >= 0, dims="time")
-    known = values.astype(float).where(counts)
-    small = (abs(known) < SMALL_OUTPUT * known.std("time")) & counts
+    values = xr.DataArray(dataset["prediction"].variable.transpose("time", *TARGET))  # without labels
+    finite: xr.DataArray = xr.apply_ufunc(np.isfinite, values, dask="allowed")
+    counts = finite & xr.DataArray(codes >= 0, dims="time")
+    known = values.astype(float).where(counts, 0)
     number = counts.sum("time")
-    return (small.sum("time") / number.where(number > 0)).drop_vars(
-        [name for name in values.coords if name not in TARGET], errors="ignore"
-    )
+    each = number.clip(min=1)
+    mean, square = known.sum("time") / each, (known * known).sum("time") / each
+    std = np.sqrt((square - mean * mean).clip(min=0))
+    small = ((abs(known) < SMALL_OUTPUT * std) & counts).sum("time")
+    return (small / each).where(number > 0)

@@ -15,7 +15,7 @@ import xarray as xr
 from ..errors import Refused, suggested
 from ..site_index import SiteIndex
 from .alignment import Alignment, aligned
-from .naming import Words, escaped, named
+from .naming import Words, named
 from .picking import Candidates, Rule, merged, picked, thinned
 from .roles import as_jacobian, in_words, main_of, roles_of, scale_of
 from .sums import CELL
@@ -73,30 +73,21 @@ def top(
     weights = _weights(chosen) if scaled else None
     reads = None if alignment is None else alignment.reads
     picks = picked(_candidates(as_jacobian(chosen), by, scaled, times, rule, reads), rule)
-    return named(_described(chosen, picks, weights, alignment), _words(by, chosen, scaled), chosen)
+    found = _described(chosen, picks, weights, alignment)
+    stored = {main_of(chosen): "{unit}", "prediction": "{output}", "input": "{source_unit}"}
+    others = {str(name): "not stated" for name in found.data_vars if name not in ("score", "peak")}
+    return named(found, _words(by, chosen, scaled), chosen, others | stored)
 
 
 def _words(by: str, dataset: xr.Dataset, scaled: bool) -> Words:
-    """The store's own variables keep what they are called, and get units where they have none."""
     unit, std = ("{scaled}", "{std}") if scaled else ("{unit}", "")
     of = "largest" if by == "max" else "sum of every"
-    dims = roles_of(dataset).dims
-    units = {main_of(dataset): "{unit}", "prediction": "{output}", "input": "{source_unit}"}
-    kept = {name: one.attrs for name, one in zip(map(str, dataset.data_vars), dataset.data_vars.values(), strict=True)}
     return {
-        **{
-            name: (escaped(str(own.get("long_name", name))), _units(own, units.get(name, "as the product has them")))
-            for name, own in kept.items()
-        },
         "score": (f"{of} |{{letter}}|{std} of the window", unit),
         "peak": (f"the {{noun}}{std} of the window that is largest by size", unit),
-        **{f"at_{dim}": (f"{in_words(dim)} of the window's largest {{noun}}", "1") for dim in dims},
+        **{f"at_{dim}": (f"{in_words(dim)} of the window's largest {{noun}}", "1") for dim in roles_of(dataset).dims},
         "rank": ("place of the window, that with the highest score first", "1"),
     }
-
-
-def _units(known: dict[str, Any], otherwise: str) -> str:
-    return escaped(str(known["units"])) if "units" in known else otherwise
 
 
 def _check(count: int, by: str) -> None:

@@ -78,7 +78,12 @@ def test_products_are_named_as_what_they_are(product, by):
     for statistic in query.ask(found, ["importance", "summary", "quantiles"]).values():
         require_named(statistic)
     dims = [f"at_{dim}" for dim in DIMS[product, by]]
-    require_named(query.top(found, 2), *dims, "rank")
+    moments = query.top(found, 2)
+    require_named(moments[["score", "peak"]], *dims, "rank")
+    assert moments[product].attrs["units"].startswith("units of the output")
+    stored = {"long_name": "as the store calls it", "units": "m"}
+    found[product].attrs = stored
+    assert query.top(found, 2)[product].attrs == stored
 
 
 def test_units_are_those_of_the_outputs_where_these_have_any(opened):
