@@ -258,6 +258,8 @@ def split(setting: Setting, facts: CallFacts, memory: int, key: str) -> Setting:
 
 
 def _few(setting: Setting, facts: CallFacts) -> int:
+    if is_plain(setting):
+        return FIRST_RECURRENT
     if setting.xla:
         return FIRST_WINDOWS
     if setting.over_rows and not setting.experimental_use_pfor:

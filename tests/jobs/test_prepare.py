@@ -70,6 +70,7 @@ def test_a_kernel_that_the_audit_found_wanting_shows_in_the_plan(write_job, monk
         self._drop_xla(RuntimeError("no compiler here"))
 
     call = tuning.Tuned._call
+    monkeypatch.setattr(tuning, "in_order", lambda able, facts: sorted(able, key=lambda setting: not setting.xla))
     monkeypatch.setattr(
         tuning.Tuned, "_call", lambda self, windows: no_xla(self, windows) if self.setting.xla else call(self, windows)
     )

@@ -17,7 +17,7 @@ from jobs.ledger import Ledger
 from jobs.prepare import prepare
 from jobs.ray_session import nodes
 from jobs.roster import Demand
-from sensitivity import device, tuning, worker
+from sensitivity import device, room, tuning, worker
 from sensitivity.commits import read_commits
 from sensitivity.engine import Tuned
 from sensitivity.job import Job
@@ -97,7 +97,7 @@ def test_the_first_worker_of_a_kind_finds_the_setting_for_all(write_job, monkeyp
     with monkeypatch.context() as patched:
         patched.setattr(worker, "tune", no_tuning)
         assert Worker(run.place, run.choice).choice == first.choice
-    monkeypatch.setattr(tuning, "kind", lambda cpus: "another processor")
+    monkeypatch.setattr(room, "kind", lambda cpus: "another processor")
     assert Worker(run.place, run.choice).choice.kind == "another processor"
     assert len(json.loads((run.place.path / "tuning.json").read_text())["settings"]) == 2
 

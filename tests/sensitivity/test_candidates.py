@@ -88,7 +88,7 @@ def test_a_first_call_of_the_plain_tape_is_large():
     long = changed(activations=10**5)
     few, many = (candidates.first_size(s, long, 10**10, 64) for s in (replace(plain, xla=True), plain))
     assert few.windows_per_call < many.windows_per_call
-    assert call_memory(long, many) <= candidates.PLAIN_BYTES or many.windows_per_call <= candidates.FIRST_WINDOWS
+    assert call_memory(long, many) <= candidates.PLAIN_BYTES or many.windows_per_call <= candidates.FIRST_RECURRENT
 
 
 def test_what_corrupts_memory_is_never_tried():

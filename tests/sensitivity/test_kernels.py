@@ -296,12 +296,14 @@ class Greedy(Tuned):
         function = self._function
 
         class Limited:
-            get_concrete_function = function.get_concrete_function
+            def get_concrete_function(limited):
+                limited.graph, limited.traced = None, function.get_concrete_function()
+                return limited
 
             def __call__(limited, first, windows):
                 if len(windows) * (setting.outputs_per_call or self.target.facts.target_size) > self.room:
                     raise self.error(None, None, self.words)
-                return function(first, windows)
+                return limited.traced(first, windows)
 
         self._function = Limited()
 
