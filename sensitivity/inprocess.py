@@ -26,7 +26,7 @@ from .job import SensitivitySection
 from .kept import Found, Kept, State, kept_with
 from .layers import leaf_layers, whole_inputs
 from .loading import in_full_precision
-from .machine import available_memory
+from .machine import available_memory, recently
 from .model import Target, described_call, shaped_call, target_of, wrapped_and_cut
 from .packing import Packing, innermost, is_constant
 from .plan import MiB, human_bytes, result_bytes
@@ -252,7 +252,7 @@ class _Budget:
                 remedy="give more memory or fewer windows at a time, or run a job, which keeps results on disk",
             )
         limit = None if self.limit is None else self.limit - self.result  # which is not there yet
-        return Room(min(left, call_budget(left)), limit, has_gpu(), kind(machine.cores()))
+        return Room(min(left, call_budget(left)), limit, has_gpu(), kind(recently(machine.cores)))
 
 
 def _result_bytes(facts: CallFacts, windows: int) -> int:
@@ -311,7 +311,7 @@ def _run(
 
 def _given_bytes(memory: str | int | None) -> int:
     if memory is None:
-        return available_memory() // 2
+        return recently(available_memory) // 2
     if isinstance(memory, str):
         return parse_bytes(memory)
     if memory <= 0:

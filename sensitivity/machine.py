@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,6 +43,21 @@ def available_memory() -> int:
     for limit, used in _limits():
         available = min(available, max(0, limit - used))
     return available
+
+
+def recently(measure: Callable[[], int]) -> int:
+    """What a measurement of this machine gave, where it was taken less than a second ago; else what it gives now.
+
+    Reading the system's files takes as long as computing a few small windows.
+    """
+    at, value = _measured.get(measure, (-math.inf, 0))
+    if time.monotonic() - at > _RECENT_SECONDS:
+        at, value = _measured[measure] = time.monotonic(), measure()
+    return value
+
+
+_RECENT_SECONDS = 1.0
+_measured: dict[Callable[[], int], tuple[float, int]] = {}
 
 
 def _limits() -> Iterator[tuple[int, int]]:

@@ -62,3 +62,15 @@ def test_without_groups_the_kernel_tells(groups, monkeypatch):
     assert machine.cores() == 16
     monkeypatch.setattr(machine, "_MEMORY", Path("/nowhere"))
     assert machine.available_memory() == 4 << 30
+
+
+def test_what_was_measured_a_moment_ago_is_not_measured_again(monkeypatch):
+    found, now = [5, 7], [100.0]
+    monkeypatch.setattr(machine.time, "monotonic", lambda: now[0])
+
+    def measure():
+        return found.pop(0)
+
+    assert [machine.recently(measure), machine.recently(measure)] == [5, 5]
+    now[0] += 1.5
+    assert machine.recently(measure) == 7
