@@ -227,7 +227,7 @@ def plot(
       heatmap       lag × feature
       time-lag      time × lag, of a record of any length
       month-lag     month × lag; by season where months have few windows
-      importance    a bar for each feature
+      importance    a bar for each feature; of a Hessian a matrix of feature pairs
       step-lag      output step × lag, of a model with several output steps
       window        one window: its input, its prediction, its derivatives
       distribution  of J over windows and lags, for each feature

@@ -54,8 +54,8 @@ def _plan(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "product", f"{product.name}: {product.long_name}"
     yield "chunk shape", f"{shape}  ({', '.join(('time', *product.dim_names))})"
     if plan.facts.step_lags and {"output_step", "lag"} <= {*product.dim_names}:
-        sees = "later inputs, too" if plan.facts.at_steps == "acausal" else "inputs up to it alone"
-        yield "output steps", f"steps of the window, which answers count lags from; an output depends on {sees}"
+        sees = "later inputs, too" if plan.facts.at_steps == "acausal" else "inputs up to its own step only"
+        yield "output steps", f"one at each step of the window, which lags count back from; an output depends on {sees}"
     yield "to be stored", f"{human_bytes(plan.stored_bytes)} before compression, {plan.stored_bytes:,} bytes"
     if "parameter" in product.dim_names:
         size = product.size * plan.facts.itemsize

@@ -25,8 +25,8 @@ STATISTIC = click.argument("statistic", type=OneOf(STATISTICS), metavar="STATIST
 ALIGN = click.option(
     "--align",
     type=OneOf(["output", "window"]),
-    help="What lags count back from: the output's own step, by default where the model has an output at each step of "
-    "the window; or the window's last step.",
+    help="Where lag 0 is. output: at the output's own step, the default where the model has an output at each step of "
+    "the window. window: at the window's last step.",
 )
 
 selection_options = together(

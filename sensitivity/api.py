@@ -96,18 +96,21 @@ def jacobian(
         compiled with. For lambdas, closures and objects of your own no kernel is kept.
     output_steps: only of these output steps, rising, negative ones from the end; or a slice of them, such as "10:".
     outputs: only of these of the target's channels, by number or by the names that a job gives them, in their order.
-    max_lag: keep only the newest max_lag + 1 lags, of which a window must have as many, counted back from its last
-        step; of a causal recurrent model with an output at every step, from each output's own step, where lags before
-        the window are zero.
+    max_lag: keep only lags 0 to max_lag, counted back from the window's last step; below the number of steps of a
+        window. Of a causal recurrent model with an output at every step they count back from each output's own step,
+        and entries before the window are zero.
     kernel: "auto", "gradient", "batch_jacobian", "forward" or "scan"; what is left at "auto", as windows_per_call,
-        experimental_use_pfor and parallel_iterations, is chosen by timing on these windows, for 3 seconds or a fifth
-        of the work, and kept with the model.
+        experimental_use_pfor and parallel_iterations, is chosen by timing on these windows, and kept with the model.
+        Trials after the first take a fifth of the computing time at most, or 3 seconds of work that takes as long, and
+        never more than 25 seconds.
     report: return a `Report` as well.
 
     Returns `(batch, *target, *source)`, with max_lag `(batch, *target, max_lag + 1, feature)`, in the model's dtype,
     in units of the output per unit of the source; several outputs together are `(batch, output_step, output, *source)`,
     one after another along `output`. The compiled kernel is kept with the model and serves further calls with the same
     shapes, with whatever weights the model then has.
+
+    Warns (UserWarning) where every derivative is 0.
 
     Raises `Refused` (a ValueError) for a model whose samples influence each other or that takes no such windows, and
     for a memory that the result or a single window is projected not to fit; MemoryError where one does not after all.

@@ -132,8 +132,8 @@ def require_as_predicted(target: Target, samples: np.ndarray, found: np.ndarray 
         raise Refused(
             "model.path",
             given=f"a model whose call differs from its predict by {error:.1e} of the largest prediction",
-            allowed=f"models whose call gives what predict gives, to {TOLERANCE:.0e}: that is differentiated",
-            remedy="let the model's call do all that its predict, or predict_step, does",
+            allowed=f"models whose call and predict agree to {TOLERANCE:.0e}, as the call is differentiated",
+            remedy="move what predict or predict_step adds into the model's call",
         )
     return error
 

@@ -72,7 +72,7 @@ def families(wanted: SensitivitySection, facts: CallFacts, *, gpu: bool = False)
 
 
 def in_order(able: list[Setting], facts: CallFacts) -> list[Setting]:
-    """The families in the order of their trials: the plain tape first, so that whatever is chosen is as fast.
+    """The families in the order of their trials: the plain tape first, so that what is chosen is at least as fast.
 
     A scan that XLA compiles goes before it through recurrent layers: it is faster by far, and takes less memory.
     """

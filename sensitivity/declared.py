@@ -74,12 +74,14 @@ def require_whole(model: keras.Model, inputs: Sequence[Part], survey: Survey, jo
         for column in range(part.start, part.stop) if part.name in counted else ():
             scaled = scaling is not None and (scaling.mean[column], scaling.std[column]) != (0.0, 1.0)
             if scaled or not survey.whole[column] or survey.largest[column] > limit:
-                what = "is scaled" if scaled else f"has numbers up to {survey.largest[column]:g}, not all of them whole"
+                what = "is scaled" if scaled else "has numbers that are not whole"
+                if not scaled and survey.whole[column]:
+                    what = f"has numbers up to {survey.largest[column]:g}"
                 raise Refused(
                     f"model.inputs.{part.name}" if job.model.inputs else "series.features",
                     given=f"column {survey.features[column]!r}, which {what}",
                     allowed=f"whole numbers up to {limit:,}, with mean 0 and std 1 in series.scaling",
-                    remedy="number the classes so, or name another column",
+                    remedy="number the classes 0, 1, 2, …, leave them unscaled, or name another column",
                 )
 
 

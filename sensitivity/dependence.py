@@ -1,9 +1,9 @@
-"""Which outputs have a derivative by a source at all, as the graph of a forward pass tells.
+"""Outputs that have a derivative by a source at all, found in the graph of a forward pass.
 
 `tape.gradient` gives zeros for an output that no derivative leads to, which look like an answer. Here every operation
 is taken to lead on from each of its inputs to each of its outputs of floating-point numbers, except those whose
-derivative is zero wherever it exists. Loops, branches and functions count as one operation: what is said to be without
-a derivative is without one, and what a loop hides inside stays unsaid.
+derivative is zero wherever it exists. Loops, branches and functions count as one operation: an operation without a
+derivative inside of a loop is not found.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Dependence:
 
 
 def dependence(outputs: Mapping[str, tf.Tensor], source: tf.Tensor) -> Dependence:
-    """Of tensors of one graph, by name, on another one of it."""
+    """Which tensors of a graph, by name, depend on its tensor `source` through operations that have derivatives."""
     reached, taken, ends = {source.ref()}, {source.ref()}, []
     for operation in source.graph.get_operations():  # inputs before those that take them
         if not any(tensor.ref() in taken for tensor in operation.inputs):
@@ -74,7 +74,7 @@ def _leads_on(operation: Any) -> bool:
 def require_dependence(
     model: keras.Model, source: Source, of: str, zeros: tf.Tensor, wanted: Collection[str]
 ) -> tuple[str, ...]:
-    """Refuse a source that no output has a derivative by. Returns what to say of outputs that have none, beside others.
+    """Refuse a source that no output has a derivative by. Returns a sentence for each output that alone has none.
 
     model: as far as the target. zeros: windows `(batch, *input_shape)`. wanted: names of the outputs that the target
     is made of.
@@ -93,7 +93,7 @@ def require_dependence(
         raise Refused(
             "sensitivity.wrt",
             given=f"{_described(source)}, {_why_not(known)}",
-            allowed="a source on the way to the target, through operations that have a derivative",
+            allowed="a source that the target depends on through operations that have derivatives",
             remedy=_remedy(model, source),
         )
     return tuple(
@@ -118,17 +118,17 @@ def _placed(model: keras.Model, source: Source, windows: tf.Tensor, values: tf.T
 
 
 def _described(source: Source) -> str:
-    return f"layer {source.name!r}" if source.kind == "layer" else f"the input ({source.name!r})"
+    return f"{source.kind} {source.name!r}"
 
 
 def _why_not(known: Dependence) -> str:
     if not known.ends:
-        return "which the target does not depend on"
-    return f"which the target does not depend on, or has no gradient by: the way ends at {known.ends[0]}"
+        return "and the target does not depend on it"
+    return f"and the target depends on it only through operations without a derivative, such as {known.ends[0]}"
 
 
 def _remedy(model: keras.Model, source: Source) -> str:
     embeddings = embedding_names(innermost(model))
     if source.kind == "input" and embeddings:
-        return f'name what an embedding gives: wrt = "{embeddings[0]}"'
+        return f'name the embedding layer: wrt = "{embeddings[0]}"'
     return "name another source, or another target"

@@ -24,8 +24,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 def fingerprint(model: keras.Model) -> dict[str, str]:
     """Hashes of the architecture and of the weights: the same for the same file in every process.
 
-    A name that Keras made up does not count, since Keras counts such names up within a process. A name that a user
-    gave counts: inputs, outputs and sources are asked for by it.
+    They leave out names that Keras makes up (`dense`, `lstm_3`), whose numbers depend on what the process built before.
+    They include all other names, as inputs, outputs and layers are asked for by them.
     """
     weights = hashlib.blake2b(digest_size=16)
     for value in model.get_weights():
@@ -76,7 +76,7 @@ def _canonical_object(node: dict[str, Any], names: Mapping[str, str]) -> dict[st
 
 
 def _layer_names(layers: list[Any]) -> dict[str, str]:
-    """Of each layer of a model, by its name: its number where Keras made the name up, else the name."""
+    """From each layer's name to its number where Keras made the name up, else to the name itself."""
     found = {}
     for number, layer in enumerate(layers):
         config = layer.get("config") if isinstance(layer, dict) else None

@@ -137,8 +137,8 @@ def computed(
         result, others = _run(engine, product, source, beside, everything=report)
         highest = peak()
     if product.name == "jacobian" and result.size and not result.any():
-        zero = f"every derivative by {wanted.wrt!r} is 0 in these windows: does the output depend on it there?"
-        warnings.warn(zero, stacklevel=3)
+        zero = f"every derivative by {wanted.wrt!r} is 0 in these windows"
+        warnings.warn(f"{zero}: the model may be saturated there; check their scale", stacklevel=4)
     if not report:
         return result
     measured = None if highest is None else highest - baseline

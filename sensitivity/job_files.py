@@ -70,10 +70,10 @@ def require_model_file(path: str, *, look: bool) -> None:
     if path.endswith(_OF_OLD):
         raise Refused(
             "model.path",
-            given=f"{path}, a file of Keras' former format",
+            given=f"{path}, an HDF5 file, Keras' former format",
             allowed=allowed,
-            remedy=f"load it and save it as .keras:\nkeras.models.load_model({Path(path).name!r}, compile=False)"
-            f".save({Path(path).stem + '.keras'!r})",
+            remedy=f"load it, save it as .keras, and set model.path to that:\n"
+            f"keras.models.load_model({path!r}, compile=False).save({str(Path(path).with_suffix('.keras'))!r})",
         )
     if trouble := _missing("model.path", path if is_file else f"{path.rstrip('/')}/{SAVED_GRAPH}"):
         is_there = not scheme(path) and os.path.exists(path)

@@ -301,8 +301,8 @@ def _require_lags(facts: CallFacts, output_steps: int) -> None:
         raise Refused(
             "sensitivity.max_lag",
             given=f"{facts.max_lag}, and windows of {length} steps",
-            allowed=f"up to {length - 1}, the oldest lag of a window; all lags are kept without it",
-            remedy="leave it out, or give longer windows",
+            allowed=f"0 to {length - 1}, the oldest lag of a window",
+            remedy="leave it out to keep all lags, or give longer windows",
         )
     every_step = len(facts.target_shape) == 2 and output_steps == facts.source.shape[0] > 1
     if every_step and facts.scan is None:

@@ -157,7 +157,8 @@ def as_model(given: Any) -> keras.Model:
             "model.path",
             given=f"{given}, the name of a file",
             allowed="a model that has been loaded",
-            remedy=f"give keras.models.load_model({str(given)!r}, compile=False); of a SavedModel, tf.saved_model.load",
+            remedy=f"give keras.models.load_model({str(given)!r}, compile=False),\n"
+            "or for a SavedModel tf.saved_model.load",
         )
     model = getattr(given, _ATTRIBUTE, None)
     if model is None:

@@ -56,8 +56,8 @@ def _input_named(model: keras.Model, wrt: str, packing: Packing | None) -> tuple
         raise Refused(
             "sensitivity.wrt",
             given=f"input {counted[0]!r} of whole numbers" + (", among all inputs" if among else ""),
-            allowed="inputs of floating-point numbers: there is no derivative by others",
-            remedy=f'name what an embedding gives: wrt = "{embeddings[0]}"' if embeddings else "name another input",
+            allowed="inputs of floating-point numbers: whole numbers have no derivative",
+            remedy=f'name the embedding layer: wrt = "{embeddings[0]}"' if embeddings else "name another input",
         )
     return parts
 

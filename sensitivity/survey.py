@@ -179,8 +179,8 @@ def _require_values(section: SeriesSection, columns: Sequence[str], count: np.nd
         raise Refused(
             "series.labels" if {*empty} <= {*section.beside} else "series.features",
             given=f"{', '.join(map(repr, empty))}, of which all {steps:,} values are missing",
-            allowed="columns with values: a window with a missing one is skipped",
-            remedy="leave the column out, of the model too, or fill it",
+            allowed="columns with one value or more; a window with a missing value is skipped",
+            remedy="fill the column, or leave it out of the series and of the model",
         )
 
 

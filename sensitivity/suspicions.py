@@ -90,15 +90,22 @@ def _of_code(name: str, value: float, column: Extremes) -> Suspicion:
         "a value that may stand for a missing one",
         f"column {name!r}",
         f"{value:g} in {count:,} of {column.count:,} values, all others from {least:.4g} to {most:.4g}",
-        "leave such cells empty: windows that touch them are then skipped",
+        "where it stands for a missing value, leave the cell empty: windows with it are then skipped",
     )
 
 
 def _of_constants(names: Sequence[str]) -> tuple[Suspicion, ...]:
     if not names:
         return ()
-    what = "the value never changes, so its importance is 0 whatever the model does with it"
-    return (Suspicion(what, _columns(names), "standard deviation 0", "know that, or run a series in which it changes"),)
+    what = "the value never changes, so its importance is 0 whatever its derivatives are"
+    return (
+        Suspicion(
+            what,
+            _columns(names),
+            "standard deviation 0",
+            "read the derivatives themselves, or run a series in which it changes",
+        ),
+    )
 
 
 def _of_sizes(survey: Survey, section: SeriesSection, classes: Collection[str]) -> tuple[Suspicion, ...]:
@@ -159,9 +166,9 @@ def of_derivatives(share: float | None, windows: int) -> tuple[Suspicion, ...]:
         return ()
     return (
         Suspicion(
-            "most derivatives are near zero, as those of a saturated model are",
+            "most derivatives are near zero: the model may be saturated",
             "model",
-            f"{100 * share:.0f} % of {windows} windows of the audit, by output",
+            f"{100 * share:.0f} % of all outputs of the audit's {windows} windows",
             "compare the scale of the series with what the model was trained on (series.scaling)",
         ),
     )
@@ -173,9 +180,9 @@ def of_stored(name: str, mean: float, quartile: float) -> tuple[Suspicion, ...]:
         return ()
     return (
         Suspicion(
-            "derivatives are near zero in most windows, and a few make the mean",
+            "derivatives are near zero in most windows; a few windows determine the mean",
             f"derivatives by {name}",
-            f"in 75 % of windows below {100 * NEAR_ZERO:g} % of their mean",
+            f"in 75 % of windows |J| is below {100 * NEAR_ZERO:g} % of its mean over all windows",
             "compare the scale of the series with what the model was trained on (series.scaling)",
         ),
     )
@@ -187,9 +194,9 @@ def of_outputs(share: float) -> tuple[Suspicion, ...]:
         return ()
     return (
         Suspicion(
-            "outputs are near zero, and elasticity divides by them: a few windows may make its mean",
+            "outputs are near zero, and elasticity divides by them: a few windows may determine its mean",
             "elasticity",
-            f"{100 * share:.2g} % of outputs are below {100 * SMALL_OUTPUT:g} % of their standard deviation",
-            "leave such windows out with a condition, such as --where 'prediction > …', or ask for gradient-input",
+            f"in {100 * share:.2g} % of windows the output is below {100 * SMALL_OUTPUT:g} % of its standard deviation",
+            "leave these windows out with a condition, such as 'abs(prediction) > 0.1', or ask for gradient-input",
         ),
     )

@@ -120,9 +120,9 @@ def _failed(model: keras.Model, zeros: tf.Tensor, error: Exception) -> Refused:
         return Refused(
             "model.path",
             given=f"a model that runs eagerly and fails as a graph, in tf.function ({gist(error, lines=1)})",
-            allowed="models whose call is made of TensorFlow's operations alone",
-            remedy="decorate its call with @tf.function, which makes operations of `if` and `for` on tensors, and\n"
-            "take .numpy() and float() out of it: tf.function(model)(windows) has to run",
+            allowed="a model whose call uses TensorFlow's operations only",
+            remedy="remove .numpy() and float() from its call, and decorate the call with @tf.function, which\n"
+            "converts `if` and `for` on tensors; then see that tf.function(model)(windows) runs",
         )
     return Refused(
         "model.path",

@@ -1,6 +1,7 @@
 """Which setting runs fastest on this worker, within its memory: by trials on real windows, few and cheap.
 
-The plain compiled tape is tried first, whatever that takes: it is what people write, and nothing slower is ever taken.
+The plain compiled tape, which is what people write, is the first trial, whatever that takes. Where a scan that XLA
+compiles serves recurrent layers, the scan is, and the tape follows where time is left. The fastest trial is taken.
 Its trial tells what tracing and compiling takes on this machine, and so what each other family (kernel, pfor or loop,
 XLA or not) would: one is tried where that is less than what is left of the time for trials, which is a fifth of the
 work's, or a few seconds where the work takes as long. The best are then tried with more and with fewer windows a call,

@@ -126,9 +126,9 @@ def _require_same_lags(*both: xr.Dataset) -> None:
     if first != second and first and second:
         raise Refused(
             "against",
-            given=f"a run whose lags count from the {second}, beside one whose lags count from the {first}",
-            allowed="two whose lags count from the same step",
-            remedy='draw both with align="window"',
+            given=f"a run whose lags count from the {second}, beside a run whose lags count from the {first}",
+            allowed="two runs whose lags count from the same step",
+            remedy='draw both with align="window" (on the command line: --align window)',
         )
 
 

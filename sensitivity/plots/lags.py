@@ -127,7 +127,7 @@ def draw_steps(found: xr.Dataset, figure: Figure, top: int | None = None) -> Non
     parts = [look.windows(found), look.of_features(found), look.averaged(found.isel(output_step=[0]))]
     grey = look.holes(values.values)
     if grey and counts_from(found) == "output":
-        grey = "grey: the window has no such lag of that step"
+        grey = "grey: this lag of this output step is outside the window"
     look.title(figure, heading(found, "steps", output=look.output(found)), *parts, grey)
 
 

@@ -32,7 +32,7 @@ _LEFT = 1e-4  # of the sum of sizes: what rounding leaves of entries that do not
 
 @dataclass(frozen=True)
 class Alignment:
-    """Where entries by the lags of an answer stand in a store.
+    """Where the entries of an answer, by its lags, are found in a store.
 
     step_lags: of each output step, the lag of its own step from the source's last one. steps: of the source. causal: an
     output depends on no later input. stored: the store's lags, which count from the output's own step `by_step`. to:
@@ -49,7 +49,7 @@ class Alignment:
 
     @property
     def lags(self) -> tuple[int, ...]:
-        """Those of an answer, the oldest first; below zero: of inputs later than the output."""
+        """The lags of an answer, the oldest first; a negative lag is an input after the output."""
         if self.wanted is not None:
             return self.wanted
         every = tuple(range(self.steps - 1, -self.steps, -1))
@@ -58,7 +58,7 @@ class Alignment:
 
     @property
     def labels(self) -> xr.Variable:
-        """Those lags, and what they count from."""
+        """The lags of an answer as labels, with what they count from."""
         later = "; < 0: ahead" if self.to == "output" and not self.causal else ""
         return xr.Variable("lag", np.array(self.lags, np.int64), {"long_name": f"{MEANINGS[self.to]}{later}"})
 
@@ -105,7 +105,7 @@ class Alignment:
     # ---- of arrays -----------------------------------------------------------------------------------
 
     def roles(self, roles: Roles) -> Roles:
-        """With the labels of an answer."""
+        """Roles with the lag labels of an answer."""
         labels = {name: one.variable for name, one in roles.labels.coords.items()}
         labels["lag"] = self.labels
         if "lag_2" in labels:
@@ -114,7 +114,7 @@ class Alignment:
         return replace(roles, labels=xr.Dataset(coords=labels))
 
     def of_sums(self, sums: xr.Dataset, roles: Roles) -> xr.Dataset:
-        """Sums by the lags of the answer: of nothing where no entry exists."""
+        """Sums by the lags of an answer; an entry that does not exist has the sum of no windows."""
         if self.causal and self.to == "output":
             _require_zero(sums, ~replace(self, wanted=None)._kept)
         known = {"roles": self.roles(roles)} if "roles" in sums.attrs else {}
@@ -213,9 +213,9 @@ def _require_zero(sums: xr.Dataset, left: np.ndarray) -> None:
         if float(sums[name].where(out, 0).sum()) > _LEFT * float(sums[name].sum()):
             raise Refused(
                 "align",
-                given="output, of a run that has derivatives by inputs later than the output",
-                allowed="window: the model was taken for one without such derivatives when the run began",
-                remedy='ask with align="window"',
+                given="lags from the output's own step, of a store that has derivatives by inputs after the output",
+                allowed="window: the run recorded its model as causal",
+                remedy='ask with align="window" (on the command line: --align window)',
             )
 
 
@@ -243,7 +243,7 @@ def aligned(
         if align == "output":
             raise Refused(
                 "align",
-                given="output, of a run whose outputs are not known to stand at steps of the window",
+                given="output, of a run whose outputs are not known to belong to steps of the window",
                 allowed="window",
                 remedy="leave it out: lags count back from the window's last step",
             )

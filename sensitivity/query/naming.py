@@ -13,12 +13,12 @@ from .terms import terms
 Words = dict[str, tuple[str, str]]  # by variable: long_name and units, with the fields of `fields`
 ENDS = {"_low": "lower", "_high": "upper"}
 SHOWN = 3  # features that a share names
-COUNT: dict[str, tuple[str, str]] = {"count": ("number of windows that the values are from", "1")}
+COUNT: dict[str, tuple[str, str]] = {"count": ("number of windows that the values are of", "1")}
 BESIDE: Words = {
     "input_std": ("standard deviation of the {source} over the series{of_both}", "{source_unit}"),
     "at": ("share of windows whose {noun} is at most the quantile", "1"),
     "held": ("share of the sum over lags that the newest lags hold", "1"),
-    "component": ("number of the direction, by falling eigenvalue", "1"),
+    "component": ("number of the eigenvector, that of the largest eigenvalue first", "1"),
     "resamples": ("number of resamples that intervals are from", "1"),
     "leaves": ("number of leaves, equal stretches of time, that hold windows", "1"),
     "block": ("number of neighbouring leaves that are resampled together", "1"),
@@ -53,7 +53,7 @@ def _of(name: str, words: Words, found: xr.Dataset) -> tuple[str, str]:
     if name not in words and edge and base in found:
         long_name, units = _of(base, words, found)
         return end_of(long_name, edge, found.attrs["ci"], found.attrs["ci_method"]), units
-    return words.get(name, (f"{name.replace('_', ' ')} of the {{noun}}", "as its statistic has them"))
+    return words.get(name, (f"{name.replace('_', ' ')} of the {{noun}}", "not stated"))
 
 
 def end_of(long_name: str, edge: str, level: float, kind: str) -> str:

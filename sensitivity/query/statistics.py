@@ -23,7 +23,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 HELD = (0.5, 0.9, 0.99)
 COMPONENTS = 10
 EXTREMES = ("min", "max")
-EACH_ONCE = "each pair once, where its first order stands; importance is of both orders together"
+EACH_ONCE = "only the upper triangle of pairs is filled; each value is for both orders of the pair"
 ROUNDING = 1e-12  # of sums of squares in float64, relative
 
 
@@ -154,21 +154,21 @@ def _elasticity(sums: xr.Dataset) -> xr.Dataset:
 
 _MEANS = ("count", "total", "total_abs", "total_squares")
 _MEAN: Words = {"mean": ("mean {noun} over windows, mean {letter}", "{unit}")}
-_MEAN_ABS: Words = {"mean_abs": ("mean size of the {noun} over windows, mean |{letter}|", "{unit}")}
+_MEAN_ABS: Words = {"mean_abs": ("mean absolute {noun} over windows, mean |{letter}|", "{unit}")}
 _RMS: Words = {"rms": ("root of the mean squared {noun} over windows", "{unit}")}
 _STD: Words = {"std": ("standard deviation of the {noun} over windows", "{unit}")}
-_MIN: Words = {"min": ("least {noun} of all windows", "{unit}")}
-_MAX: Words = {"max": ("largest {noun} of all windows", "{unit}")}
+_MIN: Words = {"min": ("smallest {noun} over windows", "{unit}")}
+_MAX: Words = {"max": ("largest {noun} over windows", "{unit}")}
 _SHARES: Words = {
     "share_positive": ("share of windows whose {noun} is positive", "1"),
-    "sign_agreement": ("share of windows whose {noun} has the sign that more of them have", "1"),
+    "sign_agreement": ("share of windows whose {noun} has the more frequent sign", "1"),
 }
 _QUANTILE: Words = {
     "quantile": ("quantile of the {noun} over windows", "{unit}"),
-    "error": ("largest possible error of the quantile, which is told from a histogram", "{unit}"),
+    "error": ("upper bound of the error of the quantile, which a histogram gives", "{unit}"),
 }
 _SHARE: Words = {
-    "mean_abs": ("mean size of the {noun} over {over}, mean |{letter}|", "{unit}"),
+    "mean_abs": ("mean absolute {noun} over {over}, mean |{letter}|", "{unit}"),
     "input_std": ("standard deviation of the {source} over the series{of_both}", "{source_unit}"),
     "importance": ("importance: mean |{letter}| over {over}{std}", "{scaled}"),
     "share": ("share of the importance of {features}", "1"),
@@ -181,11 +181,11 @@ _HELD: Words = {
 }
 _PRODUCT: Words = {
     "mean": ("mean of {noun} × input over windows", "{output}"),
-    "mean_abs": ("mean size of {noun} × input over windows", "{output}"),
+    "mean_abs": ("mean absolute {noun} × input over windows", "{output}"),
 }
 _RELATIVE: Words = {
     "mean": ("mean elasticity over windows: {noun} × input / prediction", "1"),
-    "mean_abs": ("mean size of the elasticity over windows: |{noun} × input / prediction|", "1"),
+    "mean_abs": ("mean absolute elasticity over windows: |{noun} × input / prediction|", "1"),
     "near_zero": ("share of windows whose |prediction| is below 1 % of its standard deviation", "1"),
 }
 
@@ -295,8 +295,9 @@ def gradient_input() -> Statistic:
 def elasticity() -> Statistic:
     """`mean` and `mean_abs` of J·x/y: by how many per cent y moves for one per cent of x.
 
-    Over windows whose prediction y is not zero; where y comes near zero a few windows may make the mean: `near_zero`
-    `(output_step, output)` is the share of windows, of all groups, whose |y| is below 1 % of its standard deviation.
+    Over windows whose prediction y is not zero. Where y comes near zero a few windows may determine the mean:
+    `near_zero` `(output_step, output)` is the share of windows, of all groups, whose |y| is below 1 % of its standard
+    deviation.
     """
     needs = ("elastic_count", "elastic_total", "elastic_abs")
     return Statistic("elasticity", needs, _elasticity, only="derivatives", words=COUNT | _RELATIVE)

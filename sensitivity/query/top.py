@@ -81,12 +81,12 @@ def top(
 
 def _words(by: str, dataset: xr.Dataset, scaled: bool) -> Words:
     unit, std = ("{scaled}", "{std}") if scaled else ("{unit}", "")
-    of = "largest" if by == "max" else "sum of every"
+    of = "largest" if by == "max" else "sum of all"
     return {
-        "score": (f"{of} |{{letter}}|{std} of the window", unit),
-        "peak": (f"the {{noun}}{std} of the window that is largest by size", unit),
+        "score": (f"{of} |{{letter}}|{std} in the window", unit),
+        "peak": (f"{{noun}}{std} with the largest |{{letter}}|{std} in the window", unit),
         **{f"at_{dim}": (f"{in_words(dim)} of the window's largest {{noun}}", "1") for dim in roles_of(dataset).dims},
-        "rank": ("place of the window, that with the highest score first", "1"),
+        "rank": ("rank of the window, 1 for the highest score", "1"),
     }
 
 

@@ -69,8 +69,8 @@ def _model(state: State) -> Iterator[tuple[str, str]]:
         )
     yield "Derivative", "without jumps" if facts["smooth"] else "has jumps, as that of a ReLU has"
     if facts.get("at_steps", "no") != "no":
-        sees = "inputs up to its own step alone" if facts["at_steps"] == "causal" else "later inputs, too"
-        yield "Output steps", f"steps of the window; an output depends on {sees}"
+        sees = "inputs up to its own step only" if facts["at_steps"] == "causal" else "later inputs, too"
+        yield "Output steps", f"one at each step of the window; an output depends on {sees}"
     if facts["max_lag"] is not None:
         yield "Lags", f"up to {facts['max_lag']:,}"
     prints = state.run.content["fingerprints"]["model"]

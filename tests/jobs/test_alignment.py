@@ -148,7 +148,7 @@ def test_a_report_speaks_of_lags_from_the_output_s_own_step(run, tmp_path):
     assert call("report", path, "-o", tmp_path / "report.html").exit_code == 0
     text = re.sub(r"<[^>]*>|\s+", " ", (tmp_path / "report.html").read_text())
     assert "A lag is counted back from the output's own step" in text.replace("&#39;", "'").replace("&#x27;", "'")
-    sees = "later inputs, too" if kind == "both ways" else "inputs up to its own step alone"
+    sees = "later inputs, too" if kind == "both ways" else "inputs up to its own step only"
     assert f"an output depends on {sees}" in text
     assert ("a lag below 0 is of a later input" in text) == (kind == "both ways")
     # Of the recurrence 0.5³ = 12.5 % is left at lag 3; with the zeros of 3 of 8 output steps it was 7.8 %.
@@ -172,4 +172,4 @@ def test_an_encoder_and_decoder_as_long_as_the_window_has_steps_of_the_future(wr
     assert query.mean(sensitivity.open_run(path)).compute()["count"].min() == 17
     answer = call("query", path, "mean", "--align", "output")
     assert answer.exit_code == 2
-    assert "not known to stand at steps of the window" in answer.output
+    assert "not known to belong at steps of the window" in answer.output

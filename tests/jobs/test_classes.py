@@ -53,7 +53,7 @@ def test_by_the_input_itself_there_is_none(write_job):
 @pytest.mark.parametrize(
     ("values", "sections", "what"),
     [
-        (CLASSES[:, :1] + 0.5, {}, "not all of them whole"),
+        (CLASSES[:, :1] + 0.5, {}, "not whole"),
         (CLASSES[:, :1], {"text": "\n[series.scaling]\nmean = [1.0]\nstd = [2.0]\n"}, "is scaled"),
     ],
 )
