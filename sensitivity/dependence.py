@@ -21,6 +21,7 @@ from .heads import heads
 from .layers import as_graph, keras, outputs_of
 from .packing import innermost, input_replaced, inputs_held
 from .sources import embedding_names, moved
+from .tracing import Traced
 
 _CONSTANT = {  # their derivative is zero wherever there is one, or stopped
     *("StopGradient", "ZerosLike", "OnesLike"),
@@ -72,22 +73,27 @@ def _leads_on(operation: Any) -> bool:
 
 
 def require_dependence(
-    model: keras.Model, source: Source, of: str, zeros: tf.Tensor, wanted: Collection[str]
+    model: keras.Model, source: Source, of: str, zeros: tf.Tensor, wanted: Collection[str], seen: Traced
 ) -> tuple[str, ...]:
     """Refuse a source that no output has a derivative by. Returns a sentence for each output that alone has none.
 
     model: as far as the target. zeros: windows `(batch, *input_shape)`. wanted: names of the outputs that the target
-    is made of.
+    is made of. seen: the model's graph, which tells all where the source is the window itself.
     """
     found: list[Dependence] = []
 
-    def called(windows: tf.Tensor, values: tf.Tensor) -> None:
-        with _placed(model, source, windows, values) as given:
-            output = outputs_of(model, given)
+    def judge(output: Any, values: tf.Tensor) -> None:
         named = heads(model, output, of)
         found.append(dependence({name: named[name] for name in wanted}, values))
 
-    as_graph(called).get_concrete_function(zeros, tf.zeros((zeros.shape[0], *source.shape), zeros.dtype))
+    def called(windows: tf.Tensor, values: tf.Tensor) -> None:
+        with _placed(model, source, windows, values) as given:
+            judge(outputs_of(model, given), values)
+
+    if source.kind == "input" and not source.parts:
+        judge(seen.result, seen.windows)
+    else:
+        as_graph(called).get_concrete_function(zeros, tf.zeros((zeros.shape[0], *source.shape), zeros.dtype))
     known = found[-1]
     if not known.reached:
         raise Refused(

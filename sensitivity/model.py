@@ -249,7 +249,7 @@ def _run_once(
         source = weights_named(model, wrt, target, zeros)
     else:
         source = source_named(model, wrt, zeros, given, packing)
-        unreached = require_dependence(model, source, of, zeros, selection.heads(shapes))
+        unreached = require_dependence(model, source, of, zeros, selection.heads(shapes), seen)
     scan, no_scan = None, back.only_gradient
     if not back.only_gradient:
         scan, no_scan = _scan(model, source, of, dtype, shape, target_shape)

@@ -30,12 +30,14 @@ from .saved_models import SavedModel
 
 @dataclass(frozen=True)
 class Traced:
-    """output: of the model, as it gives it. activations: numbers that all layers put out for one window. recurrent:
-    (steps, units) of each call of a recurrent layer. operations: of the graph, those in loops and branches too.
-    smooth: the derivative has no jumps, as far as operations tell. gathers: numbers that come from the windows are
-    gathered by their places.
+    """windows, result: tensors of the graph, what it takes and what it gives. output: of the model, as it gives it.
+    activations: numbers that all layers put out for one window. recurrent: (steps, units) of each call of a recurrent
+    layer. operations: of the graph, those in loops and branches too. smooth: the derivative has no jumps, as far as
+    operations tell. gathers: numbers that come from the windows are gathered by their places.
     """
 
+    windows: tf.Tensor
+    result: Any
     output: Any
     activations: int
     recurrent: tuple[tuple[int, int], ...]
@@ -67,13 +69,14 @@ def _on_integers(node: Any) -> bool:
 
 def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
     """A call on two windows of zeros."""
-    seen = _Seen()
+    seen, results = _Seen(), []
 
     def call(windows: tf.Tensor) -> Any:
         seen.size = 0  # again, where variables are made
         seen.recurrent.clear()
         with moments_exact(), steps_folded(model), calls_wrapped(leaf_layers(model), seen.watched):
-            return outputs_of(model, windows)
+            results.append(outputs_of(model, windows))
+        return results[-1]
 
     try:
         if function_of(model) is None:  # layers may be built by their first call, and keep what they then compute
@@ -97,7 +100,8 @@ def traced(model: keras.Model, zeros: tf.Tensor) -> Traced:
     size = seen.size + scores
     if isinstance(innermost(model), SavedModel):
         size, recurrent = _restored_sizes(model, zeros, graph)
-    return Traced(output, size, recurrent, nodes_of(graph), smooth, _gathers_windows(function, graph))
+    given, gathers = function.inputs[0], _gathers_windows(function, graph)
+    return Traced(given, results[-1], output, size, recurrent, nodes_of(graph), smooth, gathers)
 
 
 def no_pfor(seen: Traced) -> str:

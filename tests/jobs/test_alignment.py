@@ -172,4 +172,4 @@ def test_an_encoder_and_decoder_as_long_as_the_window_has_steps_of_the_future(wr
     assert query.mean(sensitivity.open_run(path)).compute()["count"].min() == 17
     answer = call("query", path, "mean", "--align", "output")
     assert answer.exit_code == 2
-    assert "not known to belong at steps of the window" in answer.output
+    assert "not known to belong to steps of the window" in answer.output

@@ -268,13 +268,13 @@ def test_both_lags_of_second_derivatives_count_from_the_output():
 def test_vectors_have_no_step_of_their_own():
     found = produced("vjp").assign_coords(step_lag=("output_step", [3, 0], {"steps": 4}))
     assert query.mean(found).compute()["lag"].values.tolist() == [3, 2, 1, 0]
-    with pytest.raises(Refused, match="not known to belong at steps"):
+    with pytest.raises(Refused, match="not known to belong to steps"):
         query.mean(found, align="output")
 
 
 def test_what_makes_no_sense_is_refused():
     stored = dataset(random_jacobian())
-    with pytest.raises(Refused, match="output, of a run whose outputs are not known to belong at steps"):
+    with pytest.raises(Refused, match="output, of a run whose outputs are not known to belong to steps"):
         query.mean(stored, align="output")
     with pytest.raises(Refused, match="'end'"):
         query.mean(stored, align="end")
@@ -318,7 +318,9 @@ def test_pictures_are_of_entries_that_exist():
     for kind, one in found.items():
         plots.draw(one, kind)
     picture = plots.draw(found["step-lag"], "step-lag")
-    assert "no such lag" in " ".join(text.get_text() for text in picture.findobj(lambda one: hasattr(one, "get_text")))
+    assert "is outside the window" in " ".join(
+        text.get_text() for text in picture.findobj(lambda one: hasattr(one, "get_text"))
+    )
 
 
 def test_pictures_are_drawn_by_position_where_that_is_asked_for():
