@@ -82,6 +82,8 @@ def _audit(audit: Audit, product: Product) -> Iterator[tuple[str, str]]:
     yield "audit", f"{what} agrees to {audit.vjp_error:.1e}"
     if audit.predict_error is not None:
         yield "", f"predictions agree with model.predict to {audit.predict_error:.1e}"
+    if audit.predict_failed:
+        yield "", f"predictions could not be compared with model.predict: {audit.predict_failed}"
     if is_jacobian or audit.jvp_error is not None:
         forward = "not possible for this model" if audit.jvp_error is None else f"agrees to {audit.jvp_error:.1e}"
         yield "", f"Jacobian-vector product {forward}"

@@ -119,7 +119,7 @@ def prepare(
     with quiet():
         choice, audited, near_zero = _proved(job, target, windows, room, plan, knows)
     plan = plan_run(job, found, facts, choice, workers, free)
-    told = (*of_series(found, job.series, normalises(model), classes(model, facts, found)), *near_zero)
+    told = (*of_series(found, job.series, normalises(model), class_columns(model, facts, found)), *near_zero)
     return Prepared(job, found, model, known, product, plan, audited, told, trust_model=trust_model)
 
 
@@ -130,11 +130,13 @@ def _surveyed(job: Job) -> Survey:
         raise (of_inputs(refusal) if job.model.inputs else refusal) from None
 
 
-def classes(model: keras.Model, facts: ModelFacts, found: Survey) -> list[str]:
+def class_columns(model: keras.Model, facts: ModelFacts, found: Survey) -> list[str]:
     """The columns that are inputs of whole numbers."""
     from sensitivity.layers import whole_inputs
 
     counted, parts = whole_inputs(model), facts.packing.inputs if facts.packing else ()
+    if not parts:  # the model's one input is of all columns
+        return list(found.features) if counted else []
     return [name for part in parts if part.name in counted for name in found.features[part.start : part.stop]]
 
 

@@ -38,7 +38,7 @@ class Audit:
     """Figures of one audit, each relative to the largest entry compared.
 
     predict_error: the kernel's predictions against what `model.predict` computes; None where an inner layer is the
-    target, and where the model fails when it is called outside of a graph.
+    target, and where `predict` fails outside of a graph, which `predict_failed` says.
     vjp_error, jvp_error: kernel against plain products with random vectors in the run's dtype; the second is None
     where an operation has no forward mode, and for products that are no Jacobian.
     difference_error: kernel against a central difference in float64; None where the model has no float64 twin, and
@@ -53,6 +53,7 @@ class Audit:
     difference_error: float | None
     largest: float
     not_finite: int
+    predict_failed: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,7 +69,7 @@ def audit(target: Target, kernel: Callable[[np.ndarray], tuple[np.ndarray, np.nd
     with failures_refused("differentiated"):
         predictions, derived = kernel(samples)
         probe = Probe.of(target, samples)
-    predict_error = require_as_predicted(target, samples, predictions)
+    predict_error, predict_failed = require_as_predicted(target, samples, predictions)
     vjp_error = probe.error(derived)
     require_agreement(f"a {target.product.name}", vjp_error)
     rows = seen.rows(derived)
@@ -79,7 +80,7 @@ def audit(target: Target, kernel: Callable[[np.ndarray], tuple[np.ndarray, np.nd
     if target.product.is_linear:
         difference = _difference_error(target, samples, probe.vectors, contracted(probe.vectors, rows), seen)
     largest, not_finite = float(finite.max(initial=0.0)), int(derived.size - finite.size)
-    return Audit(predict_error, vjp_error, jvp_error, difference, largest, not_finite)
+    return Audit(predict_error, vjp_error, jvp_error, difference, largest, not_finite, predict_failed)
 
 
 def few(windows: np.ndarray) -> np.ndarray:
@@ -113,19 +114,21 @@ def require_independent(target: Target, samples: np.ndarray) -> None:
 # ---- what `model.predict` computes -------------------------------------------------------------------
 
 
-def require_as_predicted(target: Target, samples: np.ndarray, found: np.ndarray | None = None) -> float | None:
+def require_as_predicted(
+    target: Target, samples: np.ndarray, found: np.ndarray | None = None
+) -> tuple[float | None, str]:
     """How far predictions are from what `model.predict` gives for the samples, by the largest entry; None where that is
-    not known. Raises `Refused` where they differ.
+    not known, and why. Raises `Refused` where they differ.
 
     found: predictions of the samples `(sample, *target_shape)`; None: what the target gives.
     """
     if target.of not in ("output", LOSS, *(getattr(innermost(target.model), "output_names", None) or [])):
-        return None
+        return None, ""
     twin = replace(target, model=rewrapped(target.model, _Predicting))
     try:
         expected = twin(tf.constant(samples)).numpy()
-    except Exception:  # a model of a graph alone: what it raises outside of one is its own
-        return None
+    except Exception as failure:  # a model of a graph alone: what it raises outside of one is its own
+        return None, gist(failure)
     found = as_graph(target)(tf.constant(samples)).numpy() if found is None else found
     error = relative_error(found.reshape(expected.shape), expected)
     if error > TOLERANCE:
@@ -135,7 +138,7 @@ def require_as_predicted(target: Target, samples: np.ndarray, found: np.ndarray 
             allowed=f"models whose call and predict agree to {TOLERANCE:.0e}, as the call is differentiated",
             remedy="move what predict or predict_step adds into the model's call",
         )
-    return error
+    return error, ""
 
 
 def predicts_in_its_own_way(model: keras.Model, *parts: str) -> bool:

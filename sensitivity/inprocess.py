@@ -136,7 +136,7 @@ def computed(
         projected = _projected(engine, budget, peak()) if report else 0
         result, others = _run(engine, product, source, beside, everything=report)
         highest = peak()
-    if product.name == "jacobian" and result.size and not result.any():
+    if product.name in ("jacobian", "vjp") and result.size and not result.any():
         zero = f"every derivative by {wanted.wrt!r} is 0 in these windows"
         warnings.warn(f"{zero}: the model may be saturated there; check their scale", stacklevel=4)
     if not report:

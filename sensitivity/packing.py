@@ -114,9 +114,6 @@ class Unpacked(Wrapper):
         }
         return outputs_of(self.inner, parts if self.packing.by_name else list(parts.values()))
 
-    def _part_of(self, windows: Any, part: Part) -> Any:
-        return self._instead[part.name] if part.name in self._instead else part.of(windows)
-
     def around(self, model: keras.Model) -> keras.Model:
         return Unpacked(model, self.packing)
 

@@ -226,7 +226,8 @@ def summing_memory(facts: CallFacts, setting: Setting) -> int:
     sums take them, and those of windows that are done.
     """
     size = setting.windows_per_call
-    return 0 if facts.points == 1 else (size + 2 * facts.windows_summed(size)) * result_bytes(facts)
+    moved = 3 * size * (facts.input_size + facts.source_size) * facts.itemsize  # the points, and what they are made of
+    return 0 if facts.points == 1 else (size + 2 * facts.windows_summed(size)) * result_bytes(facts) + moved
 
 
 def kernel_memory(facts: CallFacts, setting: Setting) -> int:

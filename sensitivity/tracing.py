@@ -120,7 +120,7 @@ _CORRUPTS = "TensorFlow's pfor can corrupt memory where a recurrent model gather
 def _failed(model: keras.Model, zeros: tf.Tensor, error: Exception) -> Refused:
     """What is wrong with a model that cannot be traced: that it is traced, or what it is given."""
     with contextlib.suppress(Exception):
-        model(zeros)
+        outputs_of(model, zeros)
         return Refused(
             "model.path",
             given=f"a model that runs eagerly and fails as a graph, in tf.function ({gist(error, lines=1)})",

@@ -35,18 +35,25 @@ class Points:
     def count(self) -> int:
         return len(self.shares)
 
+    def as_dtype(self, dtype: str) -> Points:
+        """The same numbers in the dtype that windows are computed in."""
+        shares, shifts, weights = (part.astype(dtype) for part in (self.shares, self.shifts, self.weights))
+        return Points(shares, shifts, weights, None if self.baselines is None else self.baselines.astype(dtype))
+
     def of(self, inputs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """`(n, *source)`: of each input the point of that number."""
         shares = self.shares[numbers].reshape(-1, *(1,) * (inputs.ndim - 1))
-        return (shares * inputs + _at(self.shifts, numbers)).astype(inputs.dtype)
+        moved = shares * inputs
+        moved += _at(self.shifts, numbers)
+        return moved
 
     def weighted(self, blocks: np.ndarray, inputs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Jacobians `(n, *target, *source)` of such points, as the sum takes them."""
+        """Jacobians `(n, *target, *source)` of such points, as the sum takes them: the array itself, multiplied."""
         factors = self.weights[numbers].reshape(-1, *(1,) * (inputs.ndim - 1))
         if self.baselines is not None:
             factors = factors * (inputs - _at(self.baselines, numbers))
         between = (1,) * (blocks.ndim - inputs.ndim)
-        return blocks * factors.reshape(len(factors), *between, *factors.shape[1:]).astype(blocks.dtype)
+        return np.multiply(blocks, factors.reshape(len(factors), *between, *factors.shape[1:]), out=blocks)
 
     def and_window(self) -> Points:
         """With the input itself at the end, of no weight, for its prediction."""
@@ -67,7 +74,7 @@ def summed(engine: Tuned, given: Arrays, points: Points) -> tuple[np.ndarray, np
     """
     windows, count = given[0], points.count
     facts = engine.target.facts
-    inputs = facts.source.of(windows)
+    inputs, points = facts.source.of(windows), points.as_dtype(facts.dtype)
     total = np.zeros((len(windows), *facts.block_shape), facts.dtype)
     ends = np.empty((len(windows), 2, *facts.target_shape), facts.dtype)
 

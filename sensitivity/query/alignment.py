@@ -63,6 +63,11 @@ class Alignment:
         return xr.Variable("lag", np.array(self.lags, np.int64), {"long_name": f"{MEANINGS[self.to]}{later}"})
 
     @property
+    def leaves_out(self) -> bool:
+        """Whether inputs after the output are left out, whose derivatives are to be zero."""
+        return self.causal and self.to == "output"
+
+    @property
     def growth(self) -> float:
         """How many times the store's lags the answer's are."""
         return len(self.lags) / len(self.stored)
@@ -75,9 +80,9 @@ class Alignment:
     @property
     def reads(self) -> np.ndarray | None:
         """Which of the store's entries the answer is made of: bool `(output_step, lag)`, by the store's lags; None: all
-        that exist, where others are zero.
+        of them.
         """
-        return None if self.wanted is None else self._kept
+        return None if self.wanted is None and not self.leaves_out else self._kept
 
     @property
     def _kept(self) -> np.ndarray:
@@ -115,7 +120,7 @@ class Alignment:
 
     def of_sums(self, sums: xr.Dataset, roles: Roles) -> xr.Dataset:
         """Sums by the lags of an answer; an entry that does not exist has the sum of no windows."""
-        if self.causal and self.to == "output":
+        if self.leaves_out:
             _require_zero(sums, ~replace(self, wanted=None)._kept)
         known = {"roles": self.roles(roles)} if "roles" in sums.attrs else {}
         found = self.of_cells(sums, roles, {name: EMPTY.get(str(name), 0) for name in sums.data_vars})
@@ -234,7 +239,7 @@ def aligned(
     the answer; None where they stand as the store has them. Raises `Refused`.
 
     align: what lags count from: "output", the output's own step, or "window", the window's last one; None: the first
-    where it is known. Where lags count from the output's own step, all of the store's are in the part.
+    where it is known. The part has the store's lags that the answer is made of.
     """
     if align not in (None, *WAYS):
         raise Refused("align", given=repr(align), allowed=", ".join(WAYS), remedy="leave it out")
@@ -253,6 +258,9 @@ def aligned(
     if lags is not None:
         chosen = select(xr.Dataset(coords={"lag": found.labels}), lags)
         found = replace(found, wanted=tuple(chosen["lag"].values.tolist()))
+        used = np.unique(found.places[found.places >= 0])
+        part = part.isel(lag=_slice(used) if len(used) else slice(1))
+        found = replace(found, stored=tuple(part["lag"].values.tolist()))
     return part, found
 
 

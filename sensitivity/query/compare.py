@@ -181,7 +181,7 @@ class _Compared:
             sums = sums.set_coords("input_std")
         if self.sure is None:
             return [self._blanked(self.statistic.finish(sums))]
-        return [self._blanked(answered(self.statistic, sums, self.sure))]
+        return [self._blanked(answered(self.statistic, sums[list(self.statistic.needs)], self.sure))]
 
     def _blanked(self, answer: xr.Dataset) -> xr.Dataset:
         return self.runs[1].blanked(self.runs[0].blanked(answer))

@@ -18,7 +18,7 @@ from .intervals import FACTS, LEAF, LEAVES, Span, Sure, answered, leaves, overla
 from .passes import Pass, as_dataset, canonical, combined, labels_of, sums_together
 from .roles import Roles, roles_of
 from .statistics import Statistic
-from .sums import INPUTS, Part
+from .sums import INPUTS, PRODUCTS, Part
 
 COPIES = 2  # of what leaves hold, while it is resampled
 
@@ -40,9 +40,15 @@ class Question:
     @property
     def reading(self) -> Pass:
         groups = int(np.prod([len(grouping.labels) for grouping in self.groupings]))
-        needs = tuple(dict.fromkeys(need for one in self.statistics for need in one.needs))
+        needs = tuple(dict.fromkeys((*self._guards, *(need for one in self.statistics for need in one.needs))))
         moved = 0.0 if self.alignment is None else self.alignment.growth
+        moved += moved**2 if {*PRODUCTS} & {*needs} else 0.0  # along both lags, one after the other
         return Pass(self.dataset, self.codes, groups, needs, moved)
+
+    @property
+    def _guards(self) -> tuple[str, ...]:
+        """Sums that tell whether what is left out is zero."""
+        return ("total_abs",) if self.alignment is not None and self.alignment.leaves_out else ()
 
     @property
     def answers(self) -> Answers:

@@ -130,12 +130,17 @@ def _importance(sums: xr.Dataset) -> xr.Dataset:
 
 
 def _effective_memory(sums: xr.Dataset, held: Sequence[float]) -> xr.Dataset:
-    mean_abs = _over(sums["total_abs"], sums["count"]).sortby("lag")
-    newest_first, there = mean_abs.fillna(0), mean_abs.notnull()
-    share = newest_first.cumsum("lag") / newest_first.sum("lag")
+    mean_abs = nearest_first(_over(sums["total_abs"], sums["count"]))
+    known, there = mean_abs.fillna(0), mean_abs.notnull()
+    share = known.cumsum("lag") / known.sum("lag")
     lags = [((share < part * (1 - 1e-12)) & there).sum("lag") + 1 for part in held]
     found = xr.concat(lags, xr.Variable("held", list(held))).transpose(..., "held")
     return xr.Dataset({"count": sums["count"].max("lag"), "effective_memory": found.where(share.notnull().all("lag"))})
+
+
+def nearest_first(by_lag: xr.DataArray) -> xr.DataArray:
+    """Lags by their distance from lag 0: the newest first, and of an output's own step both ways."""
+    return by_lag.isel(lag=np.argsort(np.abs(by_lag["lag"].values), kind="stable"))
 
 
 def _gradient_input(sums: xr.Dataset) -> xr.Dataset:
@@ -175,7 +180,7 @@ _SHARE: Words = {
 }
 _HELD: Words = {
     "effective_memory": (
-        "number of the newest lags that hold this share of the sum of mean |{letter}| over lags",
+        "number of lags, the nearest to lag 0 first, that hold this share of the sum of mean |{letter}|",
         "lags",
     )
 }
@@ -272,7 +277,7 @@ def importance() -> Statistic:
 
 
 def effective_memory(held: Sequence[float] = HELD) -> Statistic:
-    """`effective_memory`: how many lags, the newest first, hold so much of the sum of mean |J| over lags.
+    """`effective_memory`: how many lags, the nearest to lag 0 first, hold so much of the sum of mean |J| over lags.
 
     `(output_step, output, feature, held)`, in lags; NaN where J is zero throughout.
     """

@@ -148,6 +148,8 @@ def _audit(state: State) -> Iterator[tuple[str, str]]:
     yield "Vector-Jacobian product", f"agrees to {number(audit['vjp_error'])} of the largest entry compared"
     if audit.get("predict_error") is not None:
         yield "Predictions", f"agree with model.predict to {number(audit['predict_error'])} of the largest"
+    if audit.get("predict_failed"):
+        yield "Predictions", f"could not be compared with model.predict: {audit['predict_failed']}"
     forward = audit["jvp_error"]
     yield (
         "Jacobian-vector product",

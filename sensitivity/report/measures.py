@@ -10,6 +10,7 @@ import xarray as xr
 from ..plots import influence
 from ..plots.look import of_one_target, targets
 from ..query.pairs import by_pairs, each_once
+from ..query.statistics import nearest_first
 from ..suspicions import Suspicion, of_outputs, of_stored
 from .answers import Answers
 
@@ -94,11 +95,11 @@ def _share(answers: Answers, found: xr.Dataset, sign: str, peaks: np.ndarray) ->
 
 
 def lags_holding(by_lag: xr.DataArray, part: float) -> xr.DataArray:
-    """How many lags, the newest first, hold so much of the sum over lags; NaN where that is zero."""
-    there = by_lag.sortby("lag").notnull()
-    newest_first = by_lag.fillna(0).sortby("lag")
-    total = newest_first.sum("lag")
-    share = newest_first.cumsum("lag") / total.where(total > 0)
+    """How many lags, the nearest to lag 0 first, hold so much of the sum over lags; NaN where that is zero."""
+    there = nearest_first(by_lag).notnull()
+    known = nearest_first(by_lag).fillna(0)
+    total = known.sum("lag")
+    share = known.cumsum("lag") / total.where(total > 0)
     return (((share < part * (1 - 1e-12)) & there).sum("lag") + 1).where(total > 0)
 
 

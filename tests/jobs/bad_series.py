@@ -57,7 +57,7 @@ SERIES: dict[str, tuple] = {
     "NUL in a cell": (rows("2020-01-01,1\0,2", "2020-01-02,1,2"), "x.csv", TIMED, "'rain'"),
     "a row too long": (rows("2020-01-01,1,2", "2020-01-02,1,2,3"), "x.csv", TIMED, "line 3"),
     "all rows too long": (rows("2020-01-01,1,2,3", "2020-01-02,1,2,3"), "x.csv", TIMED, "more values than"),
-    "a row too short": (rows("2020-01-01", "2020-01-02"), "x.csv", TIMED, "windows.length"),
+    "a row too short": (rows("2020-01-01", "2020-01-02"), "x.csv", TIMED, "values are missing"),
     "quote without end": (rows('2020-01-01,"1,2', "2020-01-02,1,2"), "x.csv", TIMED, "x.csv"),
     "semicolons": (content("time;rain;heat\n2020-01-01;1;2\n"), "x.csv", TIMED, "commas"),
     "decimal commas": (rows('2020-01-01,"1,5",2', '2020-01-02,"1,5",2'), "x.csv", TIMED, "row 1: '1,5'"),
@@ -89,8 +89,8 @@ SERIES: dict[str, tuple] = {
     "times of truth": (rows("True,1,2", "False,1,2", "True,1,2"), "x.csv", TIMED, "row 1: "),
     "too short": (table(lambda found: found[:5]), "x.csv", TIMED, "windows.length"),
     "one step": (table(lambda found: found[:1]), "x.csv", TIMED, "windows.length"),
-    "all NaN": (table(lambda found: found.assign(rain=np.nan)), "x.csv", TIMED, "every window"),
-    "all infinite": (table(lambda found: found.assign(rain=np.inf)), "x.csv", TIMED, "every window"),
+    "all NaN": (table(lambda found: found.assign(rain=np.nan)), "x.csv", TIMED, "values are missing"),
+    "all infinite": (table(lambda found: found.assign(rain=np.inf)), "x.csv", TIMED, "values are missing"),
     "gaps in every window": (
         table(lambda found: found.assign(rain=found["rain"].where(found.index % 5 > 0))), "x.csv", TIMED, "every window"
     ),

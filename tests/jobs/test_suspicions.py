@@ -77,7 +77,7 @@ def test_elasticity_says_how_many_outputs_are_near_zero(write_job):
     assert share > 0.1
     assert rows[0]["near_zero"] == pytest.approx(share)
     assert "suspicious: elasticity: outputs are near zero" in found.stderr
-    assert f"{100 * share:.2g} % of outputs" in found.stderr
+    assert f"in {100 * share:.2g} % of windows the output is below 1 %" in found.stderr
     plain = call("query", run, "mean")
     assert "suspicious" not in plain.stderr
     page = Path(run).parent / "page.html"

@@ -333,7 +333,10 @@ def small_disk(tmp_path):
 
 
 @RUNNERS
-def test_a_full_disk_stops_the_run_and_resume_completes_it(write_job, ray_session, undisturbed, small_disk, how):
+def test_a_full_disk_stops_the_run_and_resume_completes_it(
+    write_job, ray_session, undisturbed, small_disk, how, monkeypatch
+):
+    monkeypatch.setenv("SENSITIVITY_PATIENCE", "1")  # the disk stays full
     run = small_disk / "run"
     file = small_job(write_job, path=str(run))
     (small_disk / "ballast").write_bytes(bytes(200_000))
@@ -359,6 +362,7 @@ def test_a_store_without_space_stops_the_run_and_resume_completes_it(write_job, 
         return put(path, *rest, **options)
 
     monkeypatch.setattr(_local, "_put", refusing)
+    monkeypatch.setenv("SENSITIVITY_PATIENCE", "1")  # the disk stays full
     with after(3, full.set):
         summary = run_job(Job.load(small_job(write_job)), How(serial=True))
     assert "No space left on device" in summary.stopped

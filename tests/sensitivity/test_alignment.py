@@ -167,12 +167,15 @@ def test_moments_are_numpys(kind):
     np.testing.assert_array_equal(found["count"].values, np.isfinite(values).sum(axis=0))
 
 
-def test_memory_counts_lags_from_the_newest_that_exists():
-    stored, values, _ = anything("acausal")
+def test_memory_counts_lags_from_the_outputs_own_step_both_ways():
+    stored, values, labels = anything("acausal")
+    labels = np.array(labels)
     found = query.effective_memory(stored, held=[0.5]).compute()["effective_memory"]
     for step, output, feature in np.ndindex(STEPS, 2, 2):
         own = values[:, step, output, :, feature]
-        sizes = np.nanmean(np.abs(own[:, ~np.isnan(own).all(axis=0)]), axis=0)[::-1]
+        there = ~np.isnan(own).all(axis=0)
+        near = np.argsort(np.abs(labels[there]), kind="stable")
+        sizes = np.nanmean(np.abs(own[:, there]), axis=0)[near]
         expected = np.searchsorted(np.cumsum(sizes) / sizes.sum(), 0.5) + 1
         assert int(found[step, output, feature, 0]) == expected
 
