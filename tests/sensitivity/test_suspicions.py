@@ -156,7 +156,7 @@ def test_stored_derivatives_that_a_few_windows_make_are_told():
 
 def test_outputs_near_zero_are_told_from_one_per_cent_on():
     assert of_outputs(0.005) == of_outputs(float("nan")) == ()
-    assert "12 % of outputs" in of_outputs(0.12)[0].figure
+    assert "in 12 % of windows" in of_outputs(0.12)[0].figure
 
 
 @pytest.mark.parametrize("cuts", [[300], [1, 299], [100, 100, 100], [7] * 42 + [6]])
