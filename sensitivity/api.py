@@ -18,7 +18,7 @@ from .facts import CallFacts
 from .inprocess import Beside, Make, Report, computed
 from .products.directions import Directed
 from .products.expected_gradients import SAMPLES as BASELINES
-from .products.expected_gradients import ExpectedGradients
+from .products.expected_gradients import ExpectedGradients, apart
 from .products.gradient_norm import GradientNorm
 from .products.gram import Gram
 from .products.hessian import Hessian
@@ -286,10 +286,10 @@ def expected_gradients(
     """
 
     def make(facts: CallFacts, source: np.ndarray) -> tuple[Product, Beside]:
-        own = source[np.linspace(0, len(source) - 1, min(BASELINES, len(source))).astype(int)]
         if baselines is not None:
-            own = _shaped("baselines", baselines, "sample", source.shape[1:])
-        return _nothing_beside(ExpectedGradients(own, seed))
+            return _nothing_beside(ExpectedGradients(_shaped("baselines", baselines, "sample", source.shape[1:]), seed))
+        own = source[np.linspace(0, len(source) - 1, min(BASELINES, len(source))).astype(int)]
+        return _nothing_beside(ExpectedGradients(apart(own, "baselines"), seed))
 
     asked = {**what, "product": ExpectedGradients.name, "seed": seed}
     return computed(make, model, windows, memory, asked, report=report)

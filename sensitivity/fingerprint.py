@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import inspect
 import json
 import marshal
 import re
+import types
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from .layers import keras, leaf_layers
+from .layers import function_of, keras
 from .saved_models import SavedModel
 
 _NOTHING: Mapping[str, str] = {}
@@ -38,11 +40,17 @@ def fingerprint(model: keras.Model) -> dict[str, str]:
 def _architecture(model: keras.Model) -> str:
     if isinstance(model, SavedModel):
         return model.digest
+    parts = [_configuration(model), *map(_own_code, model._flatten_layers())]
+    if function_of(model) is None:  # its configuration does not say what layers it has
+        parts += [_configuration(layer) for layer in model._flatten_layers(include_self=False)]
+    return _ADDRESS.sub("", json.dumps(parts, sort_keys=True, default=repr))
+
+
+def _configuration(layer: keras.Layer) -> Any:
     try:
-        config = keras.saving.serialize_keras_object(model)
-    except Exception:  # a subclassed model without get_config: its class and layers are all that is known
-        return repr([type(model).__qualname__, *(type(layer).__qualname__ for layer in leaf_layers(model))])
-    return _ADDRESS.sub("", json.dumps(_canonical(config, _NOTHING), sort_keys=True, default=repr))
+        return _canonical(keras.saving.serialize_keras_object(layer), _NOTHING)
+    except Exception:  # a class without get_config: its name is all that is known
+        return type(layer).__qualname__
 
 
 def _canonical(node: Any, names: Mapping[str, str]) -> Any:
@@ -102,7 +110,31 @@ def _is_made_up(name: str, class_name: str) -> bool:
     return own in (name.replace("_", ""), plain.replace("_", ""))
 
 
-def _code(config: dict[str, Any]) -> list[str]:
-    """A Lambda's code. Marshal's newest format notes how often objects are shared, which varies; version 2 does not."""
-    code = marshal.dumps(marshal.loads(base64.b64decode(config["code"])), 2)
-    return [code.hex(), repr(config.get("defaults")), repr(config.get("closure"))]
+def _code(config: dict[str, Any]) -> list[Any]:
+    """A Lambda's code."""
+    code = marshal.loads(base64.b64decode(config["code"]))
+    return [_instructions(code), repr(config.get("defaults")), repr(config.get("closure"))]
+
+
+def _own_code(layer: keras.Layer) -> list[Any]:
+    """What a class that is not of Keras computes in its `call`, and a Lambda in its function; nothing of others."""
+    functions: list[Any] = [layer.function] if isinstance(layer, keras.layers.Lambda) else []
+    functions += [
+        vars(kind)[name]
+        for kind in type(layer).__mro__
+        for name in ("call", "predict_step")
+        if name in vars(kind) and kind.__module__.partition(".")[0] not in ("keras", "tensorflow", "sensitivity")
+    ]
+    return [_instructions(one.__code__) for one in map(inspect.unwrap, functions) if hasattr(one, "__code__")]
+
+
+def _instructions(code: types.CodeType) -> list[Any]:
+    """Code without the names of files, lines and functions."""
+    constants = [_constant(one) for one in code.co_consts]
+    return [code.co_code.hex(), constants, list(code.co_names), list(code.co_varnames), list(code.co_freevars)]
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return _instructions(value)
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)

@@ -218,6 +218,13 @@ def _numbers(name: str, values: Any, dtype: str, *, exact: bool = False) -> np.n
             remedy="give one for each window",
         )
     held = array.astype(dtype, copy=False)
+    if exact and (held != np.floor(held)).any():
+        raise Refused(
+            name,
+            given=f"{held[held != np.floor(held)].flat[0]:g}, for an input of whole numbers",
+            allowed="whole numbers, such as classes from 0",
+            remedy="round them as the model's training did",
+        )
     if exact and (held.astype(array.dtype) != array).any():
         raise Refused(
             name,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from .backward import backward
@@ -114,18 +115,20 @@ def described(
     wrt: str = INPUT,
     dtype: str = "float32",
     columns: Columns | None = None,
+    spread: tuple[np.ndarray, np.ndarray] | None = None,
     **wanted: Any,
 ) -> ModelFacts:
     """The model's facts for windows of `features` columns, by the source `wrt`, before any product.
 
-    columns: of each of several inputs. wanted: `max_lag`, `output_steps` and `outputs`, as in a job file. Raises
+    columns: of each of several inputs. spread: mean and standard deviation of each column, as the model takes them,
+    where known. wanted: `max_lag`, `output_steps` and `outputs`, as in a job file. Raises
     `Refused` where model and windows differ.
     """
     length, shape, packing = windows_taken(model, windows, features, columns)
     call, steps, names = _run_once(model, shape, of, wrt, dtype, packing=packing, **wanted)
     chosen = call.selection
     target = target_of(model, call, of)
-    own = at_steps(target.model, of, target.at, call, steps)
+    own = at_steps(target.model, of, target.at, call, steps, spread)
     outputs = names if chosen.channels is None else tuple(names[channel] for channel in chosen.channels)
     steps = steps if chosen.steps is None else len(chosen.steps)
     more: dict[str, Any] = {"length": length, "features": features, "output_steps": steps, "outputs": outputs}
@@ -135,7 +138,7 @@ def described(
 def described_job(model: keras.Model, job: Job, survey: Survey) -> ModelFacts:
     """The facts of a job's model, and of the loss where one is asked for, before any product. Raises `Refused`."""
     asked, windows, features = job.sensitivity, job.windows, len(survey.features)
-    how: dict[str, Any] = {"dtype": job.run.dtype, "columns": job.model.inputs}
+    how: dict[str, Any] = {"dtype": job.run.dtype, "columns": job.model.inputs, "spread": _spread(job, survey)}
     if asked.of != LOSS or job.series.labels is None:
         found = described(model, windows, features, of=asked.of, wrt=asked.wrt, **how, **asked.selection)
         require_whole(model, found.packing.inputs if found.packing else (), survey, job)
@@ -165,6 +168,15 @@ def described_job(model: keras.Model, job: Job, survey: Survey) -> ModelFacts:
         variables=(),
         labels=labels,
     )
+
+
+def _spread(job: Job, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each column of the windows, as the model takes them."""
+    mean, std = np.array(survey.mean), np.array(survey.std)
+    scaling = job.series.scaling
+    if scaling is not None:
+        mean, std = (mean - np.array(scaling.mean)) / np.array(scaling.std), std / np.array(scaling.std)
+    return mean, np.where(std > 0, std, 1.0)
 
 
 def describe(

@@ -23,7 +23,7 @@ CUTS = 16  # steps at which a window is cut into earlier and later ones, at most
 ROOM = 1 << 25  # numbers that a forward pass of several windows may give
 _SPREADS = (1.0, 5.0)  # of random inputs: what saturates with large ones does not with small ones
 _ALIKE = (
-    *("Dense", "EinsumDense", "TimeDistributed", "Normalization", "Rescaling", "Masking", "Identity"),
+    *("Dense", "TimeDistributed", "Normalization", "Rescaling", "Masking", "Identity"),
     *("LayerNormalization", "BatchNormalization", "RMSNormalization", "GroupNormalization", "UnitNormalization"),
     *("Activation", "ReLU", "LeakyReLU", "PReLU", "ELU", "Softmax", "Relu", "Gelu", "Sigmoid", "Tanh", "Silu"),
     *("Dropout", "SpatialDropout1D", "AlphaDropout", "GaussianDropout", "GaussianNoise", "ActivityRegularization"),
@@ -35,11 +35,18 @@ _CONVOLUTIONS = ("Conv1D", "SeparableConv1D", "DepthwiseConv1D")
 Target = Callable[[Sequence[tf.Tensor], tf.Tensor], tf.Tensor]
 
 
-def at_steps(model: keras.Model, of: str, target: Target, facts: CallFacts, output_steps: int) -> AtSteps:
+def at_steps(
+    model: keras.Model,
+    of: str,
+    target: Target,
+    facts: CallFacts,
+    output_steps: int,
+    spread: tuple[np.ndarray, np.ndarray] | None = None,
+) -> AtSteps:
     """Whether the target's steps are the source's: "causal" where each depends on inputs up to its own alone.
 
     model: as `wrapped_and_cut` makes it. target: of windows and the source, `(batch, *target_shape)`. output_steps: all
-    that the model has, chosen or not.
+    that the model has, chosen or not. spread: mean and standard deviation of each column of its windows, where known.
     """
     shape = facts.source.shape
     if facts.source.kind != "input" or len(shape) != 2 or len(facts.target_shape) != 2:
@@ -49,7 +56,7 @@ def at_steps(model: keras.Model, of: str, target: Target, facts: CallFacts, outp
     if output_steps != shape[0] or output_steps < 2:
         return "no"
     try:
-        later, earlier = depends_on(model, target, facts)
+        later, earlier = depends_on(model, target, facts, spread)
     except Exception:  # whatever a model raises where it cannot be differentiated so: its layers tell
         later, earlier = True, True
     if earlier and not later:
@@ -57,16 +64,21 @@ def at_steps(model: keras.Model, of: str, target: Target, facts: CallFacts, outp
     return "acausal" if keeps_steps(model, of, facts.source.name) else "no"
 
 
-def depends_on(model: keras.Model, target: Target, facts: CallFacts) -> tuple[bool, bool]:
+def depends_on(
+    model: keras.Model, target: Target, facts: CallFacts, spread: tuple[np.ndarray, np.ndarray] | None = None
+) -> tuple[bool, bool]:
     """Whether any output has a derivative, other than zero, by a later input; and by one that is not later.
 
-    Tried on random windows, each of which is cut at a step: derivatives of the outputs up to there, summed with random
-    weights.
+    Tried on random windows, of the columns' own mean and spread where those are known, each of which is cut at a step:
+    derivatives of the outputs up to there, summed with random weights.
     """
     random, at = np.random.default_rng(0), np.array(facts.output_at)
     cuts = np.unique(np.linspace(0, len(at) - 1, CUTS).round().astype(int)).repeat(len(_SPREADS))
     spreads = np.resize(_SPREADS, len(cuts)).reshape(-1, *[1] * len(facts.input_shape))
-    windows = _counted_zero(model, facts, random.standard_normal((len(cuts), *facts.input_shape)) * spreads)
+    drawn = random.standard_normal((len(cuts), *facts.input_shape)) * spreads
+    if spread is not None and len(spread[0]) == facts.input_shape[-1]:
+        drawn = spread[0] + spread[1] * drawn
+    windows = _counted_zero(model, facts, drawn)
     vectors = (
         random.standard_normal((len(cuts), *facts.target_shape)) * (np.arange(len(at)) <= cuts[:, None])[..., None]
     )
@@ -120,18 +132,31 @@ def _given(model: keras.Model) -> keras.Model:
 
 
 def _keeps(call: Call, along: set[int]) -> bool:
-    """Whether what a call gives first has the steps of what it takes first, or, of several merged, of any."""
+    """Whether what a call gives first has the steps of what it takes first, or, of several merged, of all that
+    have steps.
+    """
     operation, kind = call.operation, type(call.operation).__name__
     if kind in _MERGES:
-        return bool(along.intersection(call.inputs)) and getattr(operation, "axis", -1) in (-1, 2)
+        stepped = {i for i, one in zip(call.inputs, call.arguments.keras_tensors, strict=True) if _has_steps(one)}
+        merged = along.intersection(call.inputs) and along.issuperset(stepped)
+        return bool(merged) and getattr(operation, "axis", -1) in (-1, 2)
     if not call.inputs or call.inputs[0] not in along:
         return False
     if isinstance(operation, keras.layers.Bidirectional | keras.layers.RNN):  # backwards alone gives the newest first
         return bool(operation.return_sequences) and not getattr(operation, "go_backwards", False)
+    if kind == "EinsumDense":
+        taken, given = operation.equation.replace("...", "").split("->")
+        return taken.split(",")[0][1:2] == given[1:2]
     if kind in _CONVOLUTIONS:
+        if operation.data_format != "channels_last":
+            return False
         whole = operation.padding in ("same", "causal") or _is_one(operation.kernel_size)
         return whole and _is_one(operation.strides)
     return kind in _ALIKE
+
+
+def _has_steps(tensor: Any) -> bool:
+    return len(tensor.shape) > 2 and tensor.shape[1] != 1
 
 
 def _is_one(sizes: Any) -> bool:

@@ -22,7 +22,7 @@ SMALL_OFFSET = 3.0  # below it no offset saturates anything
 NEAR_ZERO = 1e-3  # of what the derivatives of a window would have to be, for inputs to move the output as they do
 ROUNDING = 1e-6  # of an output: no less can be told from none
 SATURATED = 0.5  # share of windows from which on it is told
-SMALL_OUTPUT, FEW_OUTPUTS = 0.01, 0.01  # |output| by its standard deviation; share of windows from which on it is told
+SMALL_OUTPUT, FEW_OUTPUTS = 0.01, 0.03  # |output| by its standard deviation; share of windows from which on it is told
 SHOWN = 4  # columns
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from ..errors import Refused
 from ..facts import CallFacts
 from ..variables import Dims
 from .paths import OfInput, Points, in_parts, summed
@@ -41,7 +42,7 @@ class ExpectedGradients(OfInput):
     @classmethod
     def asked(cls, wanted: SensitivitySection, facts: ModelFacts, record: Record) -> ExpectedGradients:
         cls.require_input(facts)
-        return cls(record.windows(wanted.samples or SAMPLES), wanted.seed or 0)
+        return cls(apart(record.windows(wanted.samples or SAMPLES), "sensitivity.product"), wanted.seed or 0)
 
     def shaped(self, facts: CallFacts) -> CallFacts:
         return replace(super().shaped(facts), points=len(self.baselines) + 1)
@@ -61,3 +62,18 @@ class ExpectedGradients(OfInput):
 
     def in_units(self, values: dict[str, np.ndarray], std: np.ndarray) -> dict[str, np.ndarray]:
         return values
+
+
+def apart(windows: np.ndarray, key: str) -> np.ndarray:
+    """Windows `(sample, …)` that are taken as baselines of each other. Raises `Refused` where all are the same: of a
+    window that is its own baseline all attributions are 0.
+    """
+    if len(windows) and (windows == windows[:1]).all():
+        raise Refused(
+            key,
+            given=f"expected_gradients without baselines, and {len(windows)} windows that are all the same",
+            allowed="windows that differ, which are the baselines of each other, or baselines",
+            remedy="take more of the series",
+            in_python="give baselines=, such as windows of the training data",
+        )
+    return windows

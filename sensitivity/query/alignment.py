@@ -59,7 +59,7 @@ class Alignment:
     @property
     def labels(self) -> xr.Variable:
         """The lags of an answer as labels, with what they count from."""
-        later = "; < 0: ahead" if self.to == "output" and not self.causal else ""
+        later = "; < 0: ahead" if self.to == "output" and min(self.lags, default=0) < 0 else ""
         return xr.Variable("lag", np.array(self.lags, np.int64), {"long_name": f"{MEANINGS[self.to]}{later}"})
 
     @property

@@ -23,7 +23,12 @@ from sensitivity.job import Job
 from tests.chaos.harness import HOOKS, ROOT
 from tests.conftest import frame, job_writer
 
-SENSITIVITY = [sys.executable, "-c", "from jobs.cli import main; main()"]
+# Ctrl-C reaches it even where the tests run in the background, which would leave it ignored.
+SENSITIVITY = [
+    sys.executable,
+    "-c",
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from jobs.cli import main; main()",
+]
 PATIENCE = 300.0  # seconds, with a busy machine
 RUNNERS = pytest.mark.parametrize("how", [How(serial=True), How()], ids=["serial", "ray"])
 KNOBS = {"kernel": "gradient", "windows_per_call": 2}  # timed, another might be taken, that rounds otherwise

@@ -106,3 +106,49 @@ def test_an_activation_counts_even_where_a_layer_is_called_like_it():
         return sequential((None, 3), layers.Dense(2, activation=activation, name="tanh"), layers.Dense(1, name="relu"))
 
     assert fingerprint(model("tanh"))["architecture"] != fingerprint(model("relu"))["architecture"]
+
+
+CODE = """
+import keras
+from keras import layers, ops
+
+class Own(layers.Layer):
+    def call(self, x):
+        return {change}(x)
+
+class Whole(keras.Model):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dense = layers.Dense(2, activation="{activation}")
+
+    def call(self, x):
+        return self.dense(x)
+
+def own():
+    return keras.Sequential([keras.Input((3,)), Own(), layers.Dense(2)])
+
+def whole():
+    model = Whole()
+    model(ops.zeros((1, 3)))
+    return model
+
+def lambda_():
+    return keras.Sequential([keras.Input((3,)), layers.Lambda(lambda x: {change}(x))])
+"""
+
+
+def made(name: str, change: str = "ops.tanh", activation: str = "tanh", before: str = "") -> dict[str, str]:
+    module: dict = {"__name__": "made_for_a_test"}
+    exec(compile(before + CODE.format(change=change, activation=activation), "made_for_a_test.py", "exec"), module)
+    model = module[name]()
+    model.set_weights([np.ones_like(weight) for weight in model.get_weights()])
+    return fingerprint(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("own", {"change": "ops.relu"}), ("whole", {"activation": "relu"}), ("lambda_", {"change": "ops.relu"})],
+)
+def test_what_a_users_own_code_computes_counts_and_where_it_stands_does_not(name, other):
+    assert made(name) == made(name, before="# a comment\n\n")
+    assert made(name) != made(name, **other)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sensitivity import plan
 from sensitivity.errors import Refused
+from sensitivity.facts import CallFacts
 from sensitivity.job import Job
 from sensitivity.plan import CHUNK_BYTES, MiB, Workers
 from sensitivity.setting import Choice, Setting
@@ -50,6 +51,7 @@ class Facts:
         return self.length * self.features
 
     row_size = input_size = source_size
+    windows_summed = CallFacts.windows_summed
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -156,11 +158,12 @@ def test_a_part_of_a_window_that_no_chunk_holds_is_refused():
 
 
 def test_what_sums_many_points_has_room_for_the_sums():
-    """The sums, a call's derivatives as they are added, and those of windows that are done."""
+    """The sums, a call's derivatives as they are added, those of windows that are done, and the points themselves."""
     one, many = Facts(), replace(Facts(), points=16)
     setting = Setting("batch_jacobian", 256)
     more = plan.call_memory(many, setting) - plan.call_memory(one, setting)
-    assert more == 3 * 256 * plan.result_bytes(one)
+    points = 3 * 256 * (many.input_size + many.source_size) * many.itemsize
+    assert more == (256 + 2 * 128) * plan.result_bytes(one) + points
 
 
 def test_skipped_windows_are_counted():

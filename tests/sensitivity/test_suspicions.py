@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import dask.array as da
 import keras
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 from keras import layers
 
 from sensitivity.layers import normalises
 from sensitivity.moments import Extremes, Moments
+from sensitivity.query.near_zero import near_zero
 from sensitivity.sections import Scaling, SeriesSection
 from sensitivity.survey import Survey, survey
 from sensitivity.suspicions import (
@@ -154,8 +157,8 @@ def test_stored_derivatives_that_a_few_windows_make_are_told():
     assert of_stored("rain at lag 0", 1.0, 1e-5)[0].where == "derivatives by rain at lag 0"
 
 
-def test_outputs_near_zero_are_told_from_one_per_cent_on():
-    assert of_outputs(0.005) == of_outputs(float("nan")) == ()
+def test_outputs_near_zero_are_told_where_they_are_more_than_of_a_normal_distribution():
+    assert of_outputs(0.008) == of_outputs(float("nan")) == ()
     assert "in 12 % of windows" in of_outputs(0.12)[0].figure
 
 
@@ -178,3 +181,18 @@ def test_a_survey_keeps_its_extremes_through_json(tmp_path):
     pd.DataFrame({"x": [1.0, 2.0, 2.0]}).to_csv(tmp_path / "s.csv", index=False)
     found = survey(SeriesSection(path=str(tmp_path / "s.csv")))
     assert Survey.from_json(found.to_json()).extremes == found.extremes == (Extremes(3, 1.0, 1, 2.0, 2.0, 2, 1.0),)
+
+
+@pytest.mark.parametrize("blocks", [100, 7])
+def test_outputs_near_zero_are_counted_block_by_block(blocks):
+    values = RANDOM.standard_normal((100, 2, 1)) + [[0.0], [3.0]]
+    values[3] = np.nan
+    codes = np.where(np.arange(100) % 5, 0, -1)
+    values[10:20, 0] = 1e-3
+    stored = xr.Dataset({"prediction": (("time", "output_step", "output"), values)}).chunk(time=blocks)
+    found = near_zero(stored, da.from_array(codes, blocks)).compute()
+    counted = np.delete(values, [3], 0)[np.delete(codes, [3]) >= 0]
+    expected = (np.abs(counted) < 0.01 * counted.std(0)).mean(0)
+    np.testing.assert_allclose(found, expected)
+    assert found[0, 0] > 0.1
+    assert near_zero(stored, da.from_array(np.full(100, -1), blocks)).isnull().all()
