@@ -18,7 +18,7 @@ from keras import layers
 import sensitivity
 from sensitivity.arguments import as_argument, in_python
 from sensitivity.errors import Refused, RefusedTogether, suggested
-from tests.conftest import sequential
+from tests.conftest import in_training, sequential
 
 SHAPE = (6, 2)
 JOB_WORDS = re.compile(
@@ -61,8 +61,7 @@ class Branching(keras.Model):
 
 
 def coupled() -> keras.Model:
-    source = keras.Input(SHAPE)
-    return keras.Model(source, layers.BatchNormalization(name="norm")(source, training=True))
+    return sequential(SHAPE, in_training(layers.BatchNormalization(name="norm")))
 
 
 def rounding() -> keras.Model:
@@ -134,7 +133,7 @@ def past(x: Any) -> Any:
         ("windows", {"windows": np.ones(3)}),
         ("windows", {"windows": [["a"]]}),
         ("windows", {"model": two_inputs}),
-        ("model", {"windows": windows()[:, :, :1]}),
+        ("windows", {"windows": windows()[:, :, :1]}),
         ("model", {"model": Eager}),
         ("model", {"model": Branching}),
         ("model", {"model": coupled}),
@@ -272,7 +271,7 @@ class Decorated(keras.Model):
 def test_the_remedy_for_a_loop_over_a_tensor_helps():
     with pytest.raises(Refused, match="Iterating over a symbolic.*") as refusal:
         sensitivity.jacobian(Looping(), windows())
-    assert "decorate its call with @tf.function" in refusal.value.remedy
+    assert "decorate the call with @tf.function" in refusal.value.remedy
     assert sensitivity.jacobian(Decorated(), windows()).shape == (8, 2, *SHAPE)
 
 

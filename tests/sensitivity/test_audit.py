@@ -124,11 +124,15 @@ class Paired(layers.SimpleRNNCell):
         return super().call(sequence + pair[:, 0] * pair[:, 1], states)
 
 
+def above_0(x):
+    return x > 0
+
+
 UNUSUAL = {
     "sparse": lambda: Staged(Sparse(), tf.sparse.to_dense),
     "kept": lambda: Staged(Kept(), lambda pair: pair[0]),
     "booleans": lambda: through(
-        layers.TimeDistributed(layers.Lambda(lambda x: x > 0)), layers.Lambda(lambda x: tf.cast(x, "float32"))
+        lambda x: x * layers.Lambda(lambda y: tf.cast(y, "float32"))(layers.TimeDistributed(layers.Lambda(above_0))(x))
     ),
     "within a cell": lambda: sequential(SHAPE, layers.RNN(Paired())),
 }
