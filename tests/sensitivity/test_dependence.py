@@ -83,6 +83,11 @@ def test_what_an_embedding_gives_is_a_source():
     assert worst(found, tape.batch_jacobian(outputs, embedded).numpy()) < 1e-6
 
 
+def test_classes_are_whole_numbers():
+    with pytest.raises(Refused, match="for an input of whole numbers"):
+        sensitivity.jacobian(of_classes(), CLASSES + 0.5, wrt="meaning")
+
+
 def test_classes_that_are_not_held_exactly_are_refused():
     with pytest.raises(Refused, match="holds exactly"):
         sensitivity.jacobian(of_classes(), CLASSES + 2**24 + 1, wrt="meaning")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keras
+import numpy as np
 import pytest
 from keras import layers
 
@@ -39,6 +40,13 @@ def gated() -> keras.Model:
     return keras.Model(window, layers.Dense(1)(layers.Multiply()([window, layers.Reshape((1, 2))(gate)])))
 
 
+def residual() -> keras.Model:
+    """A forecast of as many steps as the window has, on top of the window's own."""
+    window = keras.Input(SHAPE)
+    future = layers.Dense(2)(layers.RepeatVector(6)(layers.SimpleRNN(3)(window)))
+    return keras.Model(window, layers.Add()([window, future]))
+
+
 def backwards() -> layers.Layer:
     return layers.SimpleRNN(2, return_sequences=True, go_backwards=True)
 
@@ -60,7 +68,19 @@ CASES = {
     "all steps mixed": ("no", lambda: sequential(SHAPE, layers.Flatten(), layers.Dense(6), layers.Reshape((6, 1)))),
     "other steps": ("no", lambda: sequential(SHAPE, conv(strides=2, padding="same"), layers.UpSampling1D(2))),
     "newest first": ("no", lambda: sequential(SHAPE, backwards())),
+    "mixed by an einsum": ("no", lambda: sequential(SHAPE, layers.EinsumDense("btf,ts->bsf", (6, 2)))),
+    "channels first": ("no", lambda: sequential(SHAPE, layers.Conv1D(6, 1, data_format="channels_first"))),
+    "future beside the window": ("no", residual),
 }
+
+
+def test_numbers_like_the_series_are_tried():
+    """Far from these the layer is saturated, and no output depends on anything later."""
+    normal = layers.Normalization(mean=[1000.0, 500.0], variance=[25.0, 4.0])
+    both = layers.Bidirectional(layers.SimpleRNN(2, return_sequences=True))
+    model = keras.Sequential([keras.Input(SHAPE), normal, both, layers.Dense(1)])
+    spread = np.array([1000.0, 500.0]), np.array([5.0, 2.0])
+    assert described(model, WindowsSection(length=6), 2, spread=spread).at_steps == "acausal"
 
 
 @pytest.mark.parametrize("case", CASES)

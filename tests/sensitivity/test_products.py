@@ -234,6 +234,12 @@ def test_points_of_one_window_are_windows_of_a_call():
     assert report.setting.windows_per_call == 41
 
 
+def test_nothing_is_its_own_baseline():
+    model = sequential((5, 2), layers.LSTM(3))
+    with pytest.raises(Refused, match="windows that are all the same"):
+        sensitivity.expected_gradients(model, np.zeros((1, 5, 2)))
+
+
 def test_expected_gradients_from_one_baseline_are_integrated_by_the_midpoint():
     reference = Reference(MODELS["dense"]())
     baseline = np.full((1, 6, 2), 0.2)
