@@ -16,7 +16,7 @@ from sensitivity.errors import Refused
 from sensitivity.loading import cast
 from sensitivity.products.integrated_gradients import lobatto
 from sensitivity.products.smooth_gradients import noise_of
-from tests.conftest import sequential, tape_jacobian, worst
+from tests.conftest import in_training, sequential, tape_jacobian, worst
 
 WINDOWS = np.random.default_rng(3).standard_normal((5, 6, 2)).astype("float32")
 RANDOM = np.random.default_rng(4)
@@ -324,7 +324,7 @@ def test_the_batch_jacobian_is_the_diagonal_of_the_full_one_and_there_is_none_wh
     assert full.shape == (7, 6, 7, 5)
     assert worst(sensitivity.jacobian(model, source), np.einsum("bxby->bxy", full)) < CLOSE
     inputs = keras.Input((5,))
-    hidden = layers.BatchNormalization(name="meeting")(layers.Dense(8, "elu")(inputs), training=True)
+    hidden = in_training(layers.BatchNormalization(name="meeting"))(layers.Dense(8, "elu")(inputs))
     with pytest.raises(Refused, match="meeting"):
         sensitivity.jacobian(keras.Model(inputs, layers.Dense(6)(hidden)), source)
 
