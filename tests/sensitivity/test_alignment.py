@@ -11,6 +11,7 @@ from sensitivity import plots, query
 from sensitivity.errors import Refused
 from sensitivity.plots import bands
 from sensitivity.query.alignment import MEANINGS
+from sensitivity.query.ask import put
 from tests.sensitivity.asking import dataset, random_jacobian
 from tests.sensitivity.producing import produced
 
@@ -287,8 +288,15 @@ def test_what_makes_no_sense_is_refused():
         query.mean(at_steps(dataset(filtered())), lags=[3], output_steps=[0, 2])
     later = filtered()
     later[:, 0, 0, 4] = 1.0
-    with pytest.raises(Refused, match="derivatives by inputs after the output"):
-        query.mean_abs(at_steps(dataset(later))).compute()
+    for statistic in (query.mean_abs, query.mean, query.share_positive):  # whatever its own sums are
+        with pytest.raises(Refused, match="derivatives by inputs after the output"):
+            statistic(at_steps(dataset(later))).compute()
+
+
+def test_no_more_lags_are_read_than_are_asked_for():
+    stored = at_steps(dataset(filtered()))
+    assert put(stored, ["mean-abs"], lags=[0], output_steps=[2]).dataset.sizes["lag"] == 1
+    assert put(stored, ["mean-abs"], lags=[0]).dataset.sizes["lag"] == stored.sizes["output_step"]
 
 
 def test_one_step_or_lag_that_was_chosen_keeps_its_place():
