@@ -248,8 +248,8 @@ def test_sums_of_many_numbers_keep_their_digits():
 
 
 def test_a_pattern_of_nothing_names_nothing():
-    with pytest.raises(Refused, match="did you mean 'weights:dense'"):
-        sensitivity.jacobian(net(layers.Flatten(), layers.Dense(1)), WINDOWS, wrt="weights:")
+    with pytest.raises(Refused, match="did you mean 'weights:head'"):
+        sensitivity.jacobian(net(layers.Flatten(), layers.Dense(1, name="head")), WINDOWS, wrt="weights:")
 
 
 def test_weights_that_do_not_matter_are_refused_and_so_are_lags():
