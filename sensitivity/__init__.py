@@ -57,7 +57,8 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f".{name}", __name__)
     if name in __all__:
-        return getattr(importlib.import_module(f".{_HOMES.get(name, 'api')}", __name__), name)
+        found = globals()[name] = getattr(importlib.import_module(f".{_HOMES.get(name, 'api')}", __name__), name)
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 from .errors import Refused, RefusedTogether
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
 
 # What a job's keys are called as arguments; those of [sensitivity] have the same names.
 _ARGUMENTS = {
@@ -27,13 +31,17 @@ _KEY = re.compile(r"(?<![\w./])(?:sensitivity|model|series|windows|run)\.[a-z_]+
 _VALUES = {"= true": "= True", "= false": "= False"}
 
 
-@contextlib.contextmanager
-def arguments_named() -> Iterator[None]:
-    """Within, a refusal names a function's arguments, and none of a job file's keys."""
-    try:
-        yield
-    except Refused as refusal:
-        raise in_python(refusal) from refusal.__cause__
+def with_arguments_named(function: Callable[Given, Found]) -> Callable[Given, Found]:
+    """The function, whose refusals name its arguments, and none of a job file's keys."""
+
+    @functools.wraps(function)
+    def named(*arguments: Given.args, **options: Given.kwargs) -> Found:
+        try:
+            return function(*arguments, **options)
+        except Refused as refusal:
+            raise in_python(refusal) from refusal.__cause__
+
+    return named
 
 
 def in_python(refusal: Refused) -> Refused:

@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 from . import machine
@@ -44,6 +45,11 @@ def _hold_gpu(device: tf.config.PhysicalDevice, share: float) -> None:
         return
     part = tf.config.LogicalDeviceConfiguration(memory_limit=int(memory * share * GPU_SHARE) // MiB)
     tf.config.set_logical_device_configuration(device, [part])
+
+
+def on_host(tensor: tf.Tensor) -> np.ndarray:
+    """A tensor's numbers, read only: those in the host's memory themselves, without a copy."""
+    return np.asarray(memoryview(tensor))
 
 
 def has_gpu() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from . import machine, meter
 from .candidates import halved
+from .device import on_host
 from .errors import Refused
 from .kernels import compile_kernel, pfor_fallbacks, signature
 from .layers import holds_moments, nodes_of
@@ -34,7 +35,7 @@ class Tuned:
     is traced twice; a call may cover only some of the outputs, and is then repeated for the others. Out of memory, or
     a process about to be, halves the call for good. A kernel that XLA cannot compile is compiled without it. `setting`
     is always the one in force, `call_bytes` what a call of it is projected to take, `limit` the process's most
-    resident bytes, None where nothing limits it.
+    resident bytes, None where nothing limits it; `sums` of the last call's weights, where the target weighs.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Tuned:
     ) -> None:
         self.target = target
         self.limit_to(limit)
+        self.sums, self._firsts = b"", dict[int, tf.Tensor]()
         self.call_bytes = call_memory(target.facts, setting) if call_bytes is None else call_bytes
         self._adopt(setting)
 
@@ -49,7 +51,8 @@ class Tuned:
         self.setting = setting
         self._proved, self._checked = False, False
         self._function = compile_kernel(self.target, setting)
-        self._traced: Any = None  # the function's only trace, which is called at less cost
+        self._traced: Any = None  # the function's only trace
+        self._flat: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
 
     def limit_to(self, limit: int | None) -> None:
         """The process's most resident bytes from now on."""
@@ -94,7 +97,7 @@ class Tuned:
                 start = part.stop
 
     def _call(self, windows: np.ndarray, *beside: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """One call, or None where the setting had to change first."""
+        """One call, its numbers read only, or None where the setting had to change first."""
         if self._is_beyond_limit():
             return None
         try:
@@ -117,6 +120,7 @@ class Tuned:
     def _trace(self) -> None:
         with pfor_fallbacks() as operations:
             self._traced = self._function.get_concrete_function()
+        self._flat = called_flat(self._traced)
         if self.target.facts.rows_of == "derivatives":
             _require_exact(self._traced.graph.as_graph_def())
         lost = [f"pfor: {name} runs one output after another" for name in sorted(operations)]
@@ -129,13 +133,21 @@ class Tuned:
         facts, step = self.target.facts, self.setting.outputs_per_call
         whole = (len(given[0]), *facts.block_shape)
         if step is None:
-            prediction, block = self._traced(tf.constant(0), *given)
-            return prediction.numpy(), block.numpy().reshape(whole)
+            prediction, block = self._rows(0, given)
+            return prediction, block.reshape(whole)
         derived = np.empty((len(given[0]), facts.rows, *facts.row_shape), facts.dtype)
         for first in facts.firsts(step):
-            prediction, block = self._traced(tf.constant(first), *given)
-            derived[:, first : first + step] = block.numpy().reshape(len(derived), step, *facts.row_shape)
-        return prediction.numpy(), derived.reshape(whole)
+            prediction, block = self._rows(first, given)
+            derived[:, first : first + step] = block.reshape(len(derived), step, *facts.row_shape)
+        return prediction, derived.reshape(whole)
+
+    def _rows(self, first: int, given: list[tf.Tensor]) -> tuple[np.ndarray, np.ndarray]:
+        """prediction and derivatives of the rows from `first` on that one call takes, read only."""
+        if first not in self._firsts:
+            self._firsts[first] = tf.constant(first)
+        prediction, block, *sums = self._flat([self._firsts[first], *given])
+        self.sums = sums[0].numpy().tobytes() if sums else b""
+        return on_host(prediction), on_host(block)
 
     def _filled(self, part: np.ndarray) -> np.ndarray:
         short = self.setting.windows_per_call - len(part)
@@ -152,11 +164,13 @@ class Tuned:
         if self.limit is None:
             return False
         resident, allowed = machine.resident_memory(), max(self.limit, self._tolerated)
-        there = max(0, allowed - resident + meter.reusable())
-        if not self._proved and not self._checked and self.call_bytes > there:
+        if not self._proved:
+            there = max(0, allowed - resident + meter.reusable())
+            if self._checked or self.call_bytes <= there:
+                return False
             self._shrink(f"{human_bytes(self.call_bytes)} projected, {human_bytes(there)} there", there)
             return True
-        if self._proved and resident > allowed:
+        if resident > allowed:
             self._tolerated = int(1.05 * resident)
             if self.setting.windows_per_call > 1:
                 self._shrink(f"{human_bytes(resident)} resident, {human_bytes(self.limit)} allowed")
@@ -181,6 +195,16 @@ class Tuned:
     def _drop_xla(self, error: Exception) -> None:
         reason = str(error).strip().partition("\n")[0][:200]
         self._adopt(replace(self.setting, xla=False, lost=(*self.setting.lost, f"XLA: {reason}")))
+
+
+def called_flat(function: Any) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
+    """A function of tensors alone, without the names of what it takes: binding those costs 0.1 ms a call, as much as
+    a small model's gradient. The function as it is, where TensorFlow has no such way.
+    """
+    flat = getattr(function, "_call_flat", None)
+    if flat is None:
+        return lambda given: function(*given)
+    return lambda given: flat(given, list(function.captured_inputs))
 
 
 def _require_exact(graph: Any) -> None:

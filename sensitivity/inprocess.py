@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from . import machine, meter
-from .arguments import arguments_named
+from .arguments import with_arguments_named
 from .audit import few, predicts_in_its_own_way, require_as_predicted, require_independent, require_stateless
 from .device import call_budget, has_gpu, kind
 from .engine import Tuned
@@ -23,11 +23,11 @@ from .facts import CallFacts
 from .findings import refusals, unknown_key
 from .given import Given
 from .job import SensitivitySection
-from .kept import Found, Kept, State, kept_with
-from .layers import leaf_layers, whole_inputs
+from .kept import Asked, Found, Kept, Served, kept_or_made, kept_with
+from .layers import whole_inputs
 from .loading import in_full_precision
 from .machine import available_memory, recently
-from .model import Target, described_call, shaped_call, target_of, wrapped_and_cut
+from .model import described_call, target_of, wrapped_and_cut
 from .packing import Packing, innermost, is_constant
 from .plan import MiB, human_bytes, result_bytes
 from .products.product import Arrays, Product
@@ -87,7 +87,7 @@ class Report:
         return "\n".join(lines)
 
 
-@arguments_named()
+@with_arguments_named
 def computed(
     make: Make,
     model: keras.Model,
@@ -101,49 +101,34 @@ def computed(
 
     make: the product, from what is known of the model and the windows, and what its calls take beside them, by window.
     """
-    if "lead" in asked:
-        raise Refused(
-            "lead", given=asked["lead"], allowed="in jobs", remedy="give the labels of each window as labels="
-        )
-    for name in asked:
-        if name not in ASKED and name not in SensitivitySection.model_fields:
-            raise unknown_key(name, type(asked[name]), (*ASKED, "memory", "report"), instead="leave it out")
-    everything = Given(windows, **{key: asked[key] for key in BESIDE if key in asked})
-    wanted = _wanted(**{key: value for key, value in asked.items() if key not in BESIDE})
     started = time.perf_counter()
     given, baseline = _given_bytes(memory), machine.resident_memory()
     with machine.span() if report else contextlib.nullcontext(_not_known) as peak:
-        compiled = as_model(model)  # which a twin of full precision is not
-        model = in_full_precision(compiled)
-        source, packing = everything.packed(compiled, wanted.of, _dtype(model))
-        # What a lambda or an object is may change, and each call may have one of its own: nothing is kept for it.
-        store = kept_with(model) if packing is None or is_constant(packing.loss) else Kept()
-        if packing is not None and packing.loss is not None:
-            wanted, packing = _of_selected(model, source, wanted, packing)
-        target, beside = _target(make, model, source, wanted, packing, store)
-        product = target.product
-        copied = 0 if isinstance(windows, np.ndarray) and np.may_share_memory(source, windows) else source.nbytes
-        budget = _Budget(given, baseline, copied, _result_bytes(target.facts, len(source)), product.name)
-        key = (source.shape[1:], str(source.dtype), wanted, packing, product, target.facts.rows, target.facts.source)
-        reused = _reused(store.kernels.get(key, {}), source, wanted, budget, target) if len(source) else None
-        state = State.of(model, source)
-        if reused is not None and not store.is_right(key, reused[1], source, state):
-            store.forget()
-            reused, (target, beside) = None, _target(make, model, source, wanted, packing, store)
-        choice, engine = reused or _timed(store.kernels.setdefault(key, {}), wanted, target, budget, source)
-        store.proved[key] = state.after(store.proved.get(key))
-        engine.limit_to(budget.limit)
-        projected = _projected(engine, budget, peak()) if report else 0
-        result, others = _run(engine, product, source, beside, everything=report)
+        while True:
+            known, source = _known(as_model(model), windows, asked)
+            product, beside = make(known.plain, known.plain.source.of(source))
+            served = known.served(product)
+            budget = _Budget.of(given, baseline, windows, source, served.target.facts)
+            reused = _reused(served, source, known.wanted, budget)
+            found = reused or _timed(served, source, known.wanted, budget)
+            engine = found.engine
+            engine.limit_to(budget.limit)
+            projected = _projected(engine, budget, peak()) if report else 0
+            result, others = _run(engine, product, source, beside, everything=report)
+            if reused is None or served.is_right(engine, source):
+                break
+            known.store.forget()
         highest = peak()
-    if product.name in ("jacobian", "vjp") and result.size and not result.any():
-        zero = f"every derivative by {wanted.wrt!r} is 0 in these windows"
+    if product.name in ("jacobian", "vjp") and result.size and not result.flat[0] and not result.any():
+        zero = f"every derivative by {known.wanted.wrt!r} is 0 in these windows"
         warnings.warn(f"{zero}: the model may be saturated there; check their scale", stacklevel=4)
     if not report:
         return result
     measured = None if highest is None else highest - baseline
     seconds = time.perf_counter() - started
-    return result, Report(engine.setting, choice, projected, measured, len(source), seconds, reused is not None, others)
+    return result, Report(
+        engine.setting, found.choice, projected, measured, len(source), seconds, reused is not None, others
+    )
 
 
 def _not_known() -> None:
@@ -156,6 +141,55 @@ def _projected(engine: Tuned, budget: _Budget, peak: int | None) -> int:
     ready = machine.resident_memory() - meter.reusable() - budget.baseline
     needed = ready + (0 if has_gpu() else engine.call_bytes) + budget.result
     return int(1.1 * max(searched, needed)) + 16 * MiB
+
+
+def _known(compiled: keras.Model, windows: Any, asked: Mapping[str, Any]) -> tuple[Asked, np.ndarray]:
+    """What is asked, checked, and the windows as one array. What was asked of an array of the same shape before, and
+    could be taken as it was, is not checked again: that takes as long as a small model's derivatives.
+    """
+    store, key = kept_with(compiled), None
+    if type(windows) is np.ndarray:
+        key = windows.shape[1:], windows.dtype, *asked.items()
+        with contextlib.suppress(TypeError):  # of what has no hash, such as a list
+            if (known := store.taken.get(key)) is not None:
+                return known, windows
+    known, source = _checked(compiled, windows, asked)
+    as_it_was = source is windows and len(source) and known.store is store and not known.plain.packing
+    if as_it_was and not whole_inputs(compiled) and known.plain.source.kind != "weights":
+        with contextlib.suppress(TypeError):
+            store.taken[key] = known
+    return known, source
+
+
+def _checked(compiled: keras.Model, windows: Any, asked: Mapping[str, Any]) -> tuple[Asked, np.ndarray]:
+    if "lead" in asked:
+        raise Refused(
+            "lead", given=asked["lead"], allowed="in jobs", remedy="give the labels of each window as labels="
+        )
+    for name in asked:
+        if name not in ASKED and name not in SensitivitySection.model_fields:
+            raise unknown_key(name, type(asked[name]), (*ASKED, "memory", "report"), instead="leave it out")
+    everything = Given(windows, **{key: asked[key] for key in BESIDE if key in asked})
+    wanted = _wanted(**{key: value for key, value in asked.items() if key not in BESIDE})
+    model = in_full_precision(compiled)  # a twin, which is not compiled
+    store = kept_with(model)
+    source, packing = everything.packed(compiled, wanted.of, store.dtype)
+    if packing is not None and not is_constant(packing.loss):
+        # What a lambda or an object is may change, and each call may have one of its own: nothing is kept for it.
+        store = Kept()
+    if packing is not None and packing.loss is not None:
+        wanted, packing = _of_selected(model, source, wanted, packing)
+    shared = (source.shape[1:], str(source.dtype), wanted.of, meant(model, wanted.wrt), packing)
+    key = (*shared, wanted)
+    if key in store.asked:
+        return store.asked[key], source
+    plain = _described(model, source, wanted, packing, store, (*shared, wanted.wrt, *wanted.selection.values()))
+    cut = (wanted.of, packing)
+    whole = kept_or_made(store.models, cut, lambda: wrapped_and_cut(model, packing, wanted.of))
+    known = Asked(store, wanted, plain, whole)
+    if len(source):  # without windows nothing is proved
+        store.asked[key] = known
+    return known, source
 
 
 def _wanted(**given: Any) -> SensitivitySection:
@@ -185,31 +219,16 @@ def _of_selected(
     return wanted.model_copy(update=dict.fromkeys(chosen)), replace(packing, selection=found.selection)
 
 
-def _target(
-    make: Make,
-    model: keras.Model,
-    source: np.ndarray,
-    wanted: SensitivitySection,
-    packing: Packing | None,
-    store: Kept,
-) -> tuple[Target, Beside]:
-    plain = _described(model, source, wanted, packing, store)
-    product, beside = make(plain, plain.source.of(source) if plain.source.kind == "input" else source)
-    whole = store.model((wanted.of, packing), lambda: wrapped_and_cut(model, packing, wanted.of))
-    return Target(whole, shaped_call(plain, product), wanted.of, product), beside
-
-
 def _described(
-    model: keras.Model, source: np.ndarray, wanted: SensitivitySection, packing: Packing | None, store: Kept
+    model: keras.Model, source: np.ndarray, wanted: SensitivitySection, packing: Packing | None, store: Kept, key: Any
 ) -> CallFacts:
     """What is known of the model before any product; the first time it is proved to have derivatives of each window."""
-    of, wrt, dtype = wanted.of, wanted.wrt, str(source.dtype)
-    key = (source.shape[1:], of, wrt, *meant(model, wrt), *wanted.selection.values(), packing, dtype)
+    of, wrt = wanted.of, wanted.wrt
     facts = store.facts.get(key)
     if facts is None:
         require_stateless(model)
         facts = described_call(
-            model, source.shape[1:], of=of, wrt=wrt, dtype=dtype, packing=packing, **wanted.selection
+            model, source.shape[1:], of=of, wrt=wrt, dtype=str(source.dtype), packing=packing, **wanted.selection
         )
         if len(source):
             target = target_of(model, facts, of)
@@ -230,6 +249,11 @@ class _Budget:
     result: int
     product: str
 
+    @classmethod
+    def of(cls, given: int, baseline: int, windows: Any, source: np.ndarray, facts: CallFacts) -> _Budget:
+        shared = source is windows or (isinstance(windows, np.ndarray) and np.may_share_memory(source, windows))
+        return cls(given, baseline, 0 if shared else source.nbytes, len(source) * result_bytes(facts), facts.product)
+
     @property
     def compiler(self) -> int:
         return min(BUILD_BYTES, max(0, self.bytes - 2 * BUILD_BYTES))
@@ -239,7 +263,7 @@ class _Budget:
         """The process's most resident bytes, where what compiles is counted in and it is the host that computes."""
         return self.baseline + self.bytes if self.compiler and not has_gpu() else None
 
-    def room(self, compiler: int) -> Room:
+    def call(self, compiler: int) -> int:
         """What is left for a call beside the result, the windows' copy and the compiler."""
         left = self.bytes - self.result - self.copied - compiler
         if left <= 0:
@@ -251,35 +275,33 @@ class _Budget:
                 + ", ".join(f"{human_bytes(size)} for {what}" for what, size in parts.items() if size),
                 remedy="give more memory or fewer windows at a time, or run a job, which keeps results on disk",
             )
+        return min(left, call_budget(left))
+
+    def room(self, compiler: int) -> Room:
         limit = None if self.limit is None else self.limit - self.result  # which is not there yet
-        return Room(min(left, call_budget(left)), limit, has_gpu(), kind(recently(machine.cores)))
+        return Room(self.call(compiler), limit, has_gpu(), kind(recently(machine.cores)))
 
 
-def _result_bytes(facts: CallFacts, windows: int) -> int:
-    return windows * result_bytes(facts)
-
-
-def _reused(
-    kept: dict[int, Found], source: np.ndarray, wanted: SensitivitySection, budget: _Budget, target: Target
-) -> tuple[Choice, Tuned] | None:
+def _reused(served: Served, source: np.ndarray, wanted: SensitivitySection, budget: _Budget) -> Found | None:
     """A kernel of an earlier call, if one serves."""
-    most, room, count = _most_at_once(len(source), wanted), budget.room(0), len(source) * target.facts.points
-    found = next((there for there in kept.values() if there.serves(count, most, room)), None)
-    return None if found is None else (found.choice, found.engine)
+    if not len(source) or not served.kernels:
+        return None
+    windows = len(source) * served.target.facts.points
+    return served.serving(windows, _most_at_once(len(source), wanted), budget.call(0))
 
 
-def _timed(
-    kept: dict[int, Found], wanted: SensitivitySection, target: Target, budget: _Budget, source: np.ndarray
-) -> tuple[Choice, Tuned]:
+def _timed(served: Served, source: np.ndarray, wanted: SensitivitySection, budget: _Budget) -> Found:
     """The fastest kernel, by trials on these windows; kept for later calls."""
+    target = served.target
     if not len(source):
         setting = Setting("batch_jacobian", 1)
-        return Choice(setting, "rule", 0), Tuned(target, setting)
+        return Found(Choice(setting, "rule", 0), Tuned(target, setting), 0, 0, 0)
     most, room = _most_at_once(len(source), wanted), budget.room(budget.compiler)
     some = np.ascontiguousarray(source[np.linspace(0, len(source) - 1, min(TIMED_ON, len(source))).astype(int)])
     choice, engine = tune(wanted, target, some, room, most, len(source), key="memory")
-    kept[most] = Found(choice, engine, len(source) * target.facts.points, most, room.call)
-    return choice, engine
+    found = Found(choice, engine, len(source) * target.facts.points, most, room.call)
+    served.keep(found, source)
+    return found
 
 
 def _most_at_once(windows: int, wanted: SensitivitySection) -> int:
@@ -295,9 +317,9 @@ def _run(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The product of all windows, and everything else that comes with it."""
     facts = engine.target.facts
-    empty = product.arranged(np.empty((0, *facts.block_shape), facts.dtype))
-    values = {product.name: np.empty((len(source), *empty.shape[1:]), facts.dtype)}
-    with progress_of_long(len(source)) as moved:
+    values: dict[str, np.ndarray] = {}
+    one_call = len(source) <= engine.setting.windows_per_call
+    with contextlib.nullcontext(_not_shown) if one_call else progress_of_long(len(source)) as moved:
         for done, found in product.computed(engine, lambda part: (source[part], *beside(part)), len(source)):
             for name, array in found.items():
                 if name != product.name and not everything:
@@ -306,7 +328,13 @@ def _run(
                     values[name] = np.empty((len(source), *array.shape[1:]), array.dtype)
                 values[name][done] = array
             moved(done.stop - done.start)
+    if not len(source):
+        return product.arranged(np.empty((0, *facts.block_shape), facts.dtype)), values
     return values.pop(product.name), values
+
+
+def _not_shown(count: int) -> None:
+    """The progress of one call."""
 
 
 def _given_bytes(memory: str | int | None) -> int:
@@ -317,8 +345,3 @@ def _given_bytes(memory: str | int | None) -> int:
     if memory <= 0:
         raise Refused("memory", given=memory, allowed="a positive number of bytes", remedy='write it as "2GB", say')
     return int(memory)
-
-
-def _dtype(model: keras.Model) -> str:
-    dtypes = {str(layer.dtype_policy.variable_dtype) for layer in leaf_layers(model) or [model]}
-    return "float64" if "float64" in dtypes else "float32"

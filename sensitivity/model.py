@@ -41,12 +41,15 @@ from .weights import is_weights, weights_named, with_own_weights
 class Target:
     """What is differentiated: `target(windows (batch, *input_shape)) -> (batch, *target_shape)`, and what of it is
     wanted.
+
+    weighs: whether a kernel also gives sums of all weights, which tell whether they have changed between calls.
     """
 
     model: keras.Model
     facts: CallFacts
     of: str = "output"
     product: Product = Jacobian()
+    weighs: bool = False
 
     @functools.cached_property
     def recurrence(self) -> Recurrence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -29,7 +30,7 @@ class Setting:
         """Whether outputs (or inputs) are vectorised by pfor or looped over: a gradient has one, a scan takes all."""
         return self.kernel not in ("gradient", "scan")
 
-    @property
+    @functools.cached_property
     def bare(self) -> Setting:
         """The kernel and its knobs alone: two settings run alike where these are equal."""
         return replace(self, lost=())
@@ -104,7 +105,7 @@ class Choice:
     kind: str = ""
     asked: dict[str, Any] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def windows_per_second(self) -> float | None:
         """Of the chosen setting, on one worker, where it was timed."""
         rates = [t.windows_per_second for t in self.trials if t.setting.bare == self.setting.bare]

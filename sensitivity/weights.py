@@ -46,9 +46,13 @@ def is_weights(model: keras.Model, wrt: str) -> bool:
     """Whether `wrt` means weights of a model, as it is given. An input or a layer may be called so: then "weights:*"
     means them.
     """
+    if wrt != WEIGHTS:
+        return wrt.startswith(f"{WEIGHTS}:")
     given = innermost(model)
-    named = (*input_names(given), *(layer.name for layer in given._flatten_layers(include_self=False)))
-    return wrt.startswith(f"{WEIGHTS}:") or (wrt == WEIGHTS and WEIGHTS not in named)
+    return WEIGHTS not in (
+        *input_names(given),
+        *(layer.name for layer in given._flatten_layers(include_self=False)),
+    )
 
 
 def weights_named(model: keras.Model, wrt: str, target: Function, zeros: tf.Tensor) -> Source:

@@ -51,13 +51,16 @@ def why_not(name: str, facts: CallFacts, *, pfor: bool = False, xla: bool = Fals
 
 
 def compile_kernel(target: Target, setting: Setting) -> tf.types.experimental.PolymorphicFunction:
-    """The kernel as one `tf.function` of one static shape `(windows_per_call, *input_shape)`."""
+    """The kernel as one `tf.function` of one static shape `(windows_per_call, *input_shape)`. Where the target weighs,
+    it gives sums of weights after prediction and block.
+    """
     kernel = KERNELS[setting.kernel].build(target, setting)
 
-    def traced(first: tf.Tensor, *given: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def traced(first: tf.Tensor, *given: tf.Tensor) -> tuple[tf.Tensor, ...]:
         with _cudnn(target, setting.use_cudnn), target.folded():
             prediction, block = kernel(given, first)
-            return prediction, target.product.finished(target, given, block)
+            found = prediction, target.product.finished(target, given, block)
+            return (*found, _sums_of_weights(target)) if target.weighs else found
 
     return as_graph(traced, input_signature=signature(target, setting), jit_compile=setting.xla or None)
 
@@ -67,6 +70,12 @@ def signature(target: Target, setting: Setting) -> tuple[tf.TensorSpec, ...]:
     facts, windows = target.facts, setting.windows_per_call
     shapes = [facts.input_shape, *(beside.shape[1:] for beside in target.product.beside(facts, 1))]
     return tf.TensorSpec((), "int32"), *(tf.TensorSpec((windows, *shape), facts.dtype) for shape in shapes)
+
+
+def _sums_of_weights(target: Target) -> tf.Tensor:
+    """Half the sum of squares of each weight, which tells whether it has been trained since."""
+    sums = [tf.nn.l2_loss(tf.cast(tf.convert_to_tensor(weight), target.facts.dtype)) for weight in target.model.weights]
+    return tf.stack(sums) if sums else tf.zeros((0,), target.facts.dtype)
 
 
 @contextlib.contextmanager

@@ -48,12 +48,12 @@ class Points:
         return moved
 
     def weighted(self, blocks: np.ndarray, inputs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Jacobians `(n, *target, *source)` of such points, as the sum takes them: the array itself, multiplied."""
+        """Jacobians `(n, *target, *source)` of such points, as the sum takes them."""
         factors = self.weights[numbers].reshape(-1, *(1,) * (inputs.ndim - 1))
         if self.baselines is not None:
             factors = factors * (inputs - _at(self.baselines, numbers))
         between = (1,) * (blocks.ndim - inputs.ndim)
-        return np.multiply(blocks, factors.reshape(len(factors), *between, *factors.shape[1:]), out=blocks)
+        return blocks * factors.reshape(len(factors), *between, *factors.shape[1:])
 
     def and_window(self) -> Points:
         """With the input itself at the end, of no weight, for its prediction."""

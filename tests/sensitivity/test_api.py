@@ -37,10 +37,45 @@ def test_it_is_batch_jacobian_in_any_number_of_calls(one_segment):
 def test_a_second_call_compiles_nothing():
     model = sequential(SHAPE, layers.Flatten(), layers.Dense(1))
     sensitivity.jacobian(model, windows_of(8))
-    (kernels,) = model._sensitivity_kernels.kernels.values()
-    before = dict(kernels)
-    sensitivity.jacobian(model, windows_of(8))
-    assert kernels == before
+    (known,) = model._sensitivity_kernels.asked.values()
+    (served,) = known.products.values()
+    before = dict(served.kernels)
+    assert sensitivity.jacobian(model, windows_of(8), report=True)[1].reused
+    assert served.kernels == before
+    assert [found.engine.traces for found in before.values()] == [1]
+
+
+def test_a_model_that_is_made_of_other_layers_has_kernels_of_its_own():
+    model, windows = sequential(SHAPE, layers.Flatten(), layers.Dense(3)), windows_of(8)
+    sensitivity.jacobian(model, windows)
+    model.add(layers.Dense(2, "tanh"))
+    assert worst(sensitivity.jacobian(model, windows), tape_jacobian(model, windows)) < 1e-5
+
+    dense = model.layers[1]
+    dense.enable_lora(2)
+    dense.lora_kernel_b.assign(np.ones(dense.lora_kernel_b.shape))
+    assert worst(sensitivity.jacobian(model, windows), tape_jacobian(model, windows)) < 1e-5
+
+
+def test_a_kernel_is_proved_again_once_its_weights_are_trained(monkeypatch):
+    model, windows = sequential(SHAPE, layers.Flatten(), layers.Dense(3, "tanh")), windows_of(8)
+    sensitivity.jacobian(model, windows)
+    proved, of = [], kept.Probe.of
+    monkeypatch.setattr(kept.Probe, "of", lambda *given: proved.append(given) or of(*given))
+    for times in (1, 1.5):
+        model.set_weights([times * weight for weight in model.get_weights()])
+        assert worst(sensitivity.jacobian(model, windows), tape_jacobian(model, windows)) < 1e-5
+    assert len(proved) == 1
+    sensitivity.jacobian(model, 3 * windows)
+    assert len(proved) == 2
+
+
+def test_windows_are_checked_where_none_were_before():
+    """Of no windows nothing can be proved, and what was taken once is not checked again."""
+    mixing = sequential(SHAPE, layers.Flatten(), layers.Lambda(lambda x: x - tf.reduce_mean(x, 0)), layers.Dense(1))
+    assert sensitivity.jacobian(mixing, windows_of(0)).shape == (0, 1, *SHAPE)
+    with pytest.raises(Refused):
+        sensitivity.jacobian(mixing, windows_of(4))
 
 
 def test_fewer_windows_share_a_kernel_and_many_more_have_it_timed_again(monkeypatch):
