@@ -1,6 +1,6 @@
 """`sensitivity.jacobian` of each published kind of model beside the plain compiled tape, in turns.
 
-    python -m tests.benchmarks.architectures [--windows 32 2048] [--only NAME] [--turns 5]
+    python -m tests.benchmarks.architectures [--windows 32 2048] [--only NAME] [--seconds 4]
 
 The tape is what people write: `batch_jacobian`, or of one output `gradient`, in a `tf.function`, of all windows at once
 or of as many at a time as give the most windows/s. Where pfor fails or ends the process, it loops. Both give the same
@@ -21,7 +21,7 @@ from typing import Any
 
 LEAST = 0.9  # of the tape's windows/s
 SIZES = (32, 128, 512, 2048)  # windows a call of the tape
-SECONDS = 0.3  # of a turn, at least
+CALLS = 5  # of each, at least
 
 
 def compiled_tape(name: str, model: Any, pfor: bool) -> Callable[[Any], Any]:
@@ -57,8 +57,8 @@ def in_chunks(tape: Callable[[Any], Any], windows: Any, size: int) -> Callable[[
     return lambda: np.concatenate([tape(part(start)).numpy() for start in range(0, count, size)])
 
 
-def measured(name: str, count: int, turns: int, pfor: bool) -> dict[str, Any]:
-    """A row: the two in turns."""
+def measured(name: str, count: int, seconds: float, pfor: bool) -> dict[str, Any]:
+    """A row: the two call by call in turns, each in the caches that the other left, for so many seconds."""
     import numpy as np
     import tensorflow as tf
 
@@ -88,30 +88,24 @@ def measured(name: str, count: int, turns: int, pfor: bool) -> dict[str, Any]:
     size, _ = best_size(make, [size for size in SIZES if size <= count] or [count])
     theirs = in_chunks(tape, windows, size)
     error = worst(found, theirs())
-    seconds: dict[str, list[float]] = {"ours": [], "tape": []}
-    for _ in range(turns):
+    took: dict[str, list[float]] = {"ours": [], "tape": []}
+    end = time.perf_counter() + seconds
+    while len(took["tape"]) < CALLS or time.perf_counter() < end:
         for who, call in (("ours", ours), ("tape", theirs)):
-            seconds[who].append(seconds_of(call))
-    rates = {who: count / float(np.median(each)) for who, each in seconds.items()}
+            began = time.perf_counter()
+            call()
+            took[who].append(time.perf_counter() - began)
+    rates = {who: count / float(np.median(each)) for who, each in took.items()}
     return {**rates, "first": first, "tape_first": tape_first, "size": size, "error": error} | {
         "setting": str(report.setting)
     }
 
 
-def seconds_of(call: Callable[[], Any]) -> float:
-    """Of one call; of several on average, where one takes little."""
-    began, calls = time.perf_counter(), 0
-    while not calls or time.perf_counter() - began < SECONDS:
-        call()
-        calls += 1
-    return (time.perf_counter() - began) / calls
-
-
-def row(name: str, count: int, turns: int) -> tuple[dict[str, Any] | None, str]:
+def row(name: str, count: int, seconds: float) -> tuple[dict[str, Any] | None, str]:
     """The row, and what is to be said of it."""
     said = ""
     for pfor in (True, False):
-        command = [sys.executable, "-m", __spec__.name, "--one", name, str(count), str(turns), str(int(pfor))]
+        command = [sys.executable, "-m", __spec__.name, "--one", name, str(count), str(seconds), str(int(pfor))]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode == 0:
             return json.loads(done.stdout.splitlines()[-1]), said
@@ -120,14 +114,14 @@ def row(name: str, count: int, turns: int) -> tuple[dict[str, Any] | None, str]:
     return None, said
 
 
-def main(names: list[str], counts: list[int], turns: int) -> int:
+def main(names: list[str], counts: list[int], seconds: float) -> int:
     below = []
     print(
         f"{'':34} {'windows':>7} {'ours/s':>9} {'tape/s':>9} {'ratio':>6} {'first':>6} {'tape':>6} {'off':>7}  setting"
     )
     for name in names:
         for count in counts:
-            found, said = row(name, count, turns)
+            found, said = row(name, count, seconds)
             if found is None:
                 below.append(f"{name}, {count:,} windows: {said}")
                 print(f"{name:34} {count:7,} failed: {said}", flush=True)
@@ -147,14 +141,14 @@ def main(names: list[str], counts: list[int], turns: int) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
-        which, windows, turns, pfor = sys.argv[2:6]
-        print(json.dumps(measured(which, int(windows), int(turns), pfor == "1")))
+        which, windows, time_for_it, pfor = sys.argv[2:6]
+        print(json.dumps(measured(which, int(windows), float(time_for_it), pfor == "1")))
         sys.exit()
     from tests.architectures import ARCHITECTURES
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--windows", type=int, nargs="+", default=[32, 2048])
     parser.add_argument("--only", default="", help="part of a name")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a row's timed calls")
     given = parser.parse_args()
-    sys.exit(main([name for name in ARCHITECTURES if given.only in name], given.windows, given.turns))
+    sys.exit(main([name for name in ARCHITECTURES if given.only in name], given.windows, given.seconds))
