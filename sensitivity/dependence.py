@@ -8,8 +8,7 @@ derivative inside of a loop is not found.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from .errors import Refused
 from .facts import Source
 from .heads import heads
 from .layers import as_graph, keras, outputs_of
-from .packing import innermost, input_replaced, inputs_held
+from .packing import innermost
 from .sources import embedding_names, moved
 from .tracing import Traced
 
@@ -87,8 +86,11 @@ def require_dependence(
         found.append(dependence({name: named[name] for name in wanted}, values))
 
     def called(windows: tf.Tensor, values: tf.Tensor) -> None:
-        with _placed(model, source, windows, values) as given:
-            judge(outputs_of(model, given), values)
+        if source.kind == "input":
+            judge(outputs_of(model, source.placed(windows, values)), values)
+        else:
+            with moved(model, source, values):
+                judge(outputs_of(model, windows), values)
 
     if source.kind == "input" and not source.parts:
         judge(seen.result, seen.windows)
@@ -105,22 +107,6 @@ def require_dependence(
     return tuple(
         f"output {name!r}: it does not depend on the source, so its derivatives are 0" for name in known.unreached
     )
-
-
-@contextlib.contextmanager
-def _placed(model: keras.Model, source: Source, windows: tf.Tensor, values: tf.Tensor) -> Iterator[tf.Tensor]:
-    """The windows to call the model with, so that `values` are where the source is, and nothing else comes of them.
-
-    One of several inputs is given apart: a window that holds it would be where the others come from, too.
-    """
-    if source.kind == "layer":
-        with moved(model, source, values):
-            yield windows
-    elif source.parts and source.parts[-1].name in inputs_held(model):
-        with input_replaced(model, source.parts[-1].name, values):
-            yield windows
-    else:
-        yield source.put(windows, values)
 
 
 def _described(source: Source) -> str:

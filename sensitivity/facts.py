@@ -12,7 +12,7 @@ import numpy as np
 from .heads import Selection
 from .labels import Labels
 from .packing import Packing, part_of_json
-from .parts import Part, of_parts, put_in_parts
+from .parts import Part, of_parts, placed_in_parts, put_in_parts
 from .variables import INPUT_DIMS, LAYER_DIMS, TARGET_DIMS, WEIGHTS_DIMS, Dims, Variable, variables_of
 from .walks import ScanFacts, Walk, of_all_lags, of_last_lags
 from .windows import Gaps
@@ -64,6 +64,10 @@ class Source:
     def put(self, windows: Any, values: Any) -> Any:
         """The windows with `values` `(batch, *shape)` there."""
         return put_in_parts(windows, self.parts, values)
+
+    def placed(self, windows: Any, values: Any) -> Any:
+        """The same as a model takes it, in a graph: nothing else of the windows comes of the values."""
+        return placed_in_parts(windows, self.parts, values)
 
     @property
     def alone(self) -> Source:

@@ -103,14 +103,15 @@ class Asked:
     wanted: SensitivitySection
     plain: CallFacts
     whole: keras.Model
-    products: dict[Product, Served] = field(default_factory=dict)
+    products: dict[tuple[Any, ...], Served] = field(default_factory=dict)
 
     def served(self, product: Product) -> Served:
         """The target of a product, with the kernels that were found for it. Raises `Refused` where it has none."""
-        if product not in self.products:
+        form = product.form
+        if form not in self.products:
             facts = shaped_call(self.plain, product)
-            self.products[product] = Served(Target(self.whole, facts, self.wanted.of, product, weighs=True))
-        return self.products[product]
+            self.products[form] = Served(Target(self.whole, facts, self.wanted.of, product, weighs=True))
+        return self.products[form]
 
 
 @dataclass

@@ -84,7 +84,7 @@ class Target:
 
     def _at(self, given: Sequence[tf.Tensor], source: tf.Tensor) -> tf.Tensor:
         if self.facts.source.kind == "input":
-            prediction = self(self.facts.source.put(given[0], source))
+            prediction = self(self.facts.source.placed(given[0], source))
         elif self.facts.source.kind == "weights":
             facts = self.facts
             order = 2 if facts.rows_of == "derivatives" else 1

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +99,6 @@ class Unpacked(Wrapper):
     def __init__(self, model: keras.Model, packing: Packing) -> None:
         super().__init__(model)
         self.packing = packing
-        self._instead: dict[str, Any] = {}
 
     @property
     def output_names(self) -> list[str]:
@@ -109,37 +107,12 @@ class Unpacked(Wrapper):
     def call(self, windows: Any) -> Any:
         dtypes = {tensor.name: tensor.dtype for tensor in getattr(self.inner, "inputs", None) or []}
         parts = {
-            part.name: tf.cast(self._instead.get(part.name, part.of(windows)), dtypes.get(part.name, windows.dtype))
-            for part in self.packing.inputs
+            part.name: tf.cast(part.of(windows), dtypes.get(part.name, windows.dtype)) for part in self.packing.inputs
         }
         return outputs_of(self.inner, parts if self.packing.by_name else list(parts.values()))
 
     def around(self, model: keras.Model) -> keras.Model:
         return Unpacked(model, self.packing)
-
-
-def inputs_held(model: keras.Model) -> list[str]:
-    """Names of the inputs of which windows hold several; none where the window is the input."""
-    unpacked = _unpacked(model)
-    return [] if unpacked is None else [part.name for part in unpacked.packing.inputs]
-
-
-@contextlib.contextmanager
-def input_replaced(model: keras.Model, name: str, values: Any) -> Iterator[None]:
-    """Within, a model of several inputs takes `values` `(batch, *shape)` as one of them, whatever windows hold."""
-    unpacked = _unpacked(model)
-    object.__setattr__(unpacked, "_instead", {name: values})  # past Keras' tracking
-    try:
-        yield
-    finally:
-        object.__setattr__(unpacked, "_instead", {})
-
-
-def _unpacked(model: keras.Model) -> Unpacked | None:
-    """What takes several inputs apart, among what is wrapped around a model."""
-    while isinstance(model, Wrapper) and not isinstance(model, Unpacked):
-        model = model.inner
-    return model if isinstance(model, Unpacked) else None
 
 
 class LossOf(Wrapper):

@@ -24,6 +24,8 @@ class Part:
 
     def of(self, windows: Any) -> Any:
         """`(batch, *shape)` of NumPy's or TensorFlow's windows."""
+        if isinstance(windows, Placed):
+            return windows.values if self == windows.part else self.of(windows.windows)
         cut = windows[..., self.start : self.stop]
         cut = cut if self.steps is None else cut[:, windows.shape[1] - self.steps :]
         return _reshaped(cut, self.shape)
@@ -38,6 +40,26 @@ class Part:
         return block if self.steps is None else _joined([older, block], 1)
 
 
+@dataclass(frozen=True)
+class Placed:
+    """TensorFlow's windows with other values in place of one part, of which other parts do not come.
+
+    values: `(batch, *shape)`, or such windows themselves, where a part of that part is placed.
+    """
+
+    windows: Any
+    part: Part
+    values: Any
+
+    @property
+    def dtype(self) -> Any:
+        return self.windows.dtype
+
+    @property
+    def graph(self) -> Any:
+        return self.windows.graph
+
+
 def of_parts(windows: Any, parts: Sequence[Part]) -> Any:
     """The last part, each of which is a part of the one before."""
     for part in parts:
@@ -50,6 +72,15 @@ def put_in_parts(windows: Any, parts: Sequence[Part], values: Any) -> Any:
     if not parts:
         return values
     return parts[0].put(windows, put_in_parts(parts[0].of(windows), parts[1:], values))
+
+
+def placed_in_parts(windows: Any, parts: Sequence[Part], values: Any) -> Any:
+    """What a model takes for windows with `values` in place of the last part: what else it takes of them is not moved
+    with the values, nor differentiated by them.
+    """
+    if not parts:
+        return values
+    return Placed(windows, parts[0], placed_in_parts(parts[0].of(windows), parts[1:], values))
 
 
 def _reshaped(values: Any, shape: tuple[int, ...]) -> Any:

@@ -57,6 +57,11 @@ class Product:
         large = {part.name for part in fields(cls) if not part.compare}
         return cls(**{name: value if name in large else _plain(value) for name, value in kept.items()})
 
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """All but the numbers of its arrays: what products that run by the same kernels have in common."""
+        return self, *(np.shape(getattr(self, part.name)) for part in fields(self) if not part.compare)
+
     # ---- shapes ------------------------------------------------------------------------------------
 
     def shaped(self, facts: CallFacts) -> CallFacts:
