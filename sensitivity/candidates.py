@@ -16,7 +16,7 @@ from .setting import Setting
 MANY_OPERATIONS, MOST_OPERATIONS = 600, 1000
 FIRST_BYTES = 32 * MiB  # of a first call: about what caches hold
 # Of a first call of the plain tape, which may be the only one: large calls share its overhead, that of loops above all.
-PLAIN_BYTES, PLAIN_LOOPED_BYTES = 256 * MiB, 1024 * MiB
+PLAIN_BYTES, PLAIN_LOOPED_BYTES = 512 * MiB, 1024 * MiB
 # And enough windows to share its overhead, which is large where TensorFlow runs a loop, not XLA.
 FIRST_WINDOWS, FIRST_RECURRENT, FIRST_LOOPED = 8, 32, 64
 MOST_SAMPLES = 4096  # of a call, where a window has many points
