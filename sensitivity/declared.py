@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .errors import Refused
-from .layers import input_names, keras, whole_inputs
+from .layers import declared_inputs, input_names, keras, whole_inputs
 from .packing import Packing
 from .parts import Part
 from .sections import WindowsSection
@@ -35,7 +35,7 @@ def windows_taken(
         length = _window_length(declared, windows, features)
         flat = declared is not None and len(declared) == 1
         return length, (length * features,) if flat else (length, features), None
-    shapes = {tensor.name: tuple(tensor.shape[1:]) for tensor in getattr(model, "inputs", None) or []}
+    shapes = {name: tuple(tensor.shape[1:]) for name, tensor in declared_inputs(model).items()}
     steps = {name: _steps(name, shapes.get(name, (None, None)), len(own), windows) for name, own in columns.items()}
     longest = max(1 if count is None else count for count in steps.values())
     length = windows.length or longest
@@ -120,7 +120,7 @@ def _steps(name: str, shape: tuple[int | None, ...], columns: int, windows: Wind
 
 def _declared_input(model: keras.Model) -> tuple[int | None, ...] | None:
     """The shape of one window as the model declares it; None where a subclassed model declares nothing."""
-    inputs = getattr(model, "inputs", None) or []
+    inputs = list(declared_inputs(model).values())
     if len(inputs) > 1:
         raise Refused(
             "model.inputs",

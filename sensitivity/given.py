@@ -12,7 +12,7 @@ import numpy as np
 
 from .errors import Refused
 from .labels import is_of_classes
-from .layers import input_names, whole_inputs
+from .layers import declared_inputs, input_names, whole_inputs
 from .packing import LOSS, Packing, as_text, loss_named
 from .parts import Part
 
@@ -176,7 +176,7 @@ def _require_shape(model: keras.Model, windows: np.ndarray) -> None:
     """Refuse windows that are not of the shape that a model of one input declares, but for an axis of length 1 that
     Keras adds or drops at the end.
     """
-    for tensor in getattr(model, "inputs", None) or []:
+    for tensor in declared_inputs(model).values():
         declared, found = tuple(tensor.shape[1:]), windows.shape[1:]
         shorter, longer = sorted((declared, found), key=len)
         if longer[len(shorter) :] == (1,):
@@ -187,10 +187,10 @@ def _require_shape(model: keras.Model, windows: np.ndarray) -> None:
 
 def _require_shapes(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
     """Refuse inputs that are not of the shapes that the model declares."""
-    for tensor in getattr(model, "inputs", None) or []:
-        declared, found = tuple(tensor.shape[1:]), arrays[tensor.name].shape
+    for name, tensor in declared_inputs(model).items():
+        declared, found = tuple(tensor.shape[1:]), arrays[name].shape
         if _differs(declared, found[1:]):
-            raise _shape_refused(declared, given=f"an array of shape {found} as input {tensor.name!r}")
+            raise _shape_refused(declared, given=f"an array of shape {found} as input {name!r}")
 
 
 def _differs(declared: tuple[int | None, ...], found: tuple[int, ...]) -> bool:

@@ -63,14 +63,26 @@ def function_of(model: Any) -> Any:
     return model if getattr(type(model).call, "__qualname__", "") == "Functional.call" else None
 
 
+def declared_inputs(model: Any) -> dict[str, Any]:
+    """What a model declares to take, with its shape and dtype, by name and in its order; nothing of a subclassed model.
+
+    Names are the keys of a model that was made with a dict, else those of the input layers, which are saved with it.
+    """
+    tensors, structure = list(getattr(model, "inputs", None) or []), getattr(model, "_inputs_struct", None)
+    if isinstance(structure, dict) and len(structure) == len(tensors):
+        return dict(zip(sorted(structure), tensors, strict=True))  # as keras.tree flattens them
+    layers = [getattr(getattr(tensor, "_keras_history", None), "operation", tensor) for tensor in tensors]
+    return {layer.name: tensor for layer, tensor in zip(layers, tensors, strict=True)}
+
+
 def input_names(model: Any) -> list[str]:
-    """Names of the inputs that a model declares, in its order; none of a subclassed model."""
-    return [tensor.name for tensor in getattr(model, "inputs", None) or []]
+    """Names of the inputs that a model declares."""
+    return list(declared_inputs(model))
 
 
 def whole_inputs(model: Any) -> list[str]:
     """Names of those that take whole numbers, by which there is no derivative."""
-    return [tensor.name for tensor in getattr(model, "inputs", None) or [] if "float" not in tensor.dtype]
+    return [name for name, tensor in declared_inputs(model).items() if "float" not in tensor.dtype]
 
 
 def outputs_of(model: Any, windows: Any) -> Any:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from .calls import Call, Graph
 from .facts import AtSteps, CallFacts
 from .heads import heads
-from .layers import as_graph, function_of, keras, whole_inputs
+from .layers import as_graph, function_of, input_names, keras, whole_inputs
 from .packing import Unpacked
 
 CUTS = 16  # steps at which a window is cut into earlier and later ones, at most
@@ -116,7 +116,7 @@ def keeps_steps(model: keras.Model, of: str, source: str) -> bool:
     function = function_of(given)
     if function is None:
         return False
-    graph, named = Graph(), [tensor.name for tensor in function.inputs]
+    graph, named = Graph(), input_names(function)
     inputs = [graph.number() for _ in named]
     outputs = graph.add(function, inputs)
     along = {number for number, name in zip(inputs, named, strict=True) if source not in named or name == source}

@@ -13,7 +13,7 @@ import tensorflow as tf
 from .errors import Refused, gist
 from .heads import Selection, heads, joined
 from .labels import is_of_classes, loss_name
-from .layers import keras, outputs_of, whole_inputs
+from .layers import declared_inputs, function_of, keras, outputs_of, whole_inputs
 from .parts import Part
 
 LOSS = "loss"
@@ -105,11 +105,16 @@ class Unpacked(Wrapper):
         return list(getattr(self.inner, "output_names", None) or [])
 
     def call(self, windows: Any) -> Any:
-        dtypes = {tensor.name: tensor.dtype for tensor in getattr(self.inner, "inputs", None) or []}
+        dtypes = {name: tensor.dtype for name, tensor in declared_inputs(self.inner).items()}
         parts = {
             part.name: tf.cast(part.of(windows), dtypes.get(part.name, windows.dtype)) for part in self.packing.inputs
         }
-        return outputs_of(self.inner, parts if self.packing.by_name else list(parts.values()))
+        structure = getattr(function_of(self.inner), "_inputs_struct", None)
+        if structure is not None:  # which alone a functional model takes, whatever its tensors are called
+            given = keras.tree.pack_sequence_as(structure, [parts[name] for name in dtypes])
+        else:
+            given = parts if self.packing.by_name else list(parts.values())
+        return outputs_of(self.inner, given)
 
     def around(self, model: keras.Model) -> keras.Model:
         return Unpacked(model, self.packing)

@@ -19,7 +19,7 @@ from .cells import Cell, cells_of
 from .fitness import Unfit, a_step_of, require_fit, require_steps_back
 from .heads import heads, joined
 from .held import Held, Taken
-from .layers import function_of, keras
+from .layers import declared_inputs, function_of, keras
 from .packing import LossOf, Unpacked
 from .parts import Part
 from .tracing import numbers_of
@@ -200,7 +200,7 @@ def _side_by_side(graph: Graph, function: Any, parts: Sequence[Part], shape: tup
     if short:
         raise Unfit(f"input {short[0]!r} does not take all steps of a window")
     window, by_name = keras.Input(shape, dtype=dtype), {part.name: part for part in parts}
-    own = [by_name[tensor.name] for tensor in function.inputs]
+    own = [by_name[name] for name in declared_inputs(function)]
     return graph.add(keras.Model(window, [window[..., part.start : part.stop] for part in own]), [WINDOW])
 
 
@@ -209,12 +209,12 @@ def _apart(
 ) -> tuple[list[int], dict[int, Taken]]:
     """The numbers of inputs, and what those are taken from that are held: all but `source`."""
     by_name, taken, numbers = {part.name: part for part in parts}, {}, []
-    for tensor in function.inputs:
-        if tensor.name == source:
+    for name, tensor in declared_inputs(function).items():
+        if name == source:
             numbers.append(WINDOW)
             continue
         numbers.append(graph.number())
-        taken[numbers[-1]] = Taken(by_name.get(tensor.name), tensor.dtype)
+        taken[numbers[-1]] = Taken(by_name.get(name), tensor.dtype)
     return numbers, taken
 
 

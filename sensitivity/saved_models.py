@@ -18,7 +18,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from .errors import Refused, gist
 from .job_files import SAVED_GRAPH
-from .layers import LOOPS, keras, nodes_of
+from .layers import LOOPS, input_names, keras, nodes_of
 from .replay import Replay, agree, drawn_of
 
 _ALLOWED = "a SavedModel that takes windows, (batch, …), of floating-point numbers"
@@ -89,7 +89,7 @@ class SavedModel(keras.Model):
     def call(self, windows: Any) -> Any:
         """windows: of each input where there are several, by name or in order."""
         if isinstance(windows, dict):
-            windows = [windows[tensor.name] for tensor in self.inputs]
+            windows = [windows[name] for name in input_names(self)]
         given = list(windows) if isinstance(windows, list | tuple) else [windows]
         whole, call = self.batch in (None, given[0].shape[0]), self._call_for(given)
         found = call(*given) if whole else self._in_batches(call, given, self.batch or 1)

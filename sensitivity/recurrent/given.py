@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ..errors import Refused, gist
 from ..given import Given as Several
-from ..layers import as_graph, calls_wrapped, keras, outputs_of
+from ..layers import as_graph, calls_wrapped, declared_inputs, keras, outputs_of
 from .halves import Half
 
 Given = tuple[tf.Tensor, list[list[tf.Tensor]]]
@@ -22,7 +22,7 @@ def checked(model: keras.Model, windows: Any) -> tuple[keras.Model, np.ndarray]:
 
     Raises `Refused` where it cannot take them.
     """
-    declared = list(getattr(model, "inputs", None) or [])
+    declared = list(declared_inputs(model).values())
     if len(declared) > 1:
         packed, packing = Several(windows).packed(model, "output", _floating(declared))
         return (packing.wrapped(model) if packing else model), packed

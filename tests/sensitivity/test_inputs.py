@@ -17,7 +17,7 @@ from sensitivity.errors import Refused
 from sensitivity.loading import cast
 from sensitivity.parts import Part, of_parts, put_in_parts
 from sensitivity.sections import WindowsSection
-from tests.conftest import sequential, worst
+from tests.conftest import worst
 
 RANDOM = np.random.default_rng(5)
 WEATHER = RANDOM.standard_normal((5, 6, 2)).astype("float32")
@@ -192,12 +192,31 @@ def test_of_an_inner_layer(model):
 
 
 def test_the_only_input_has_its_name():
-    single = sequential((6, 2), layers.Flatten(), layers.Dense(1))
-    name = single.inputs[0].name
+    source = keras.Input((6, 2), name="rain")
+    single = keras.Model(source, layers.Dense(1)(layers.Flatten()(source)))
     np.testing.assert_array_equal(
-        sensitivity.jacobian(single, WEATHER, wrt=name), sensitivity.jacobian(single, WEATHER)
+        sensitivity.jacobian(single, WEATHER, wrt="rain"), sensitivity.jacobian(single, WEATHER)
     )
-    np.testing.assert_array_equal(sensitivity.jacobian(single, {name: WEATHER}, wrt=name).shape, (5, 1, 6, 2))
+    np.testing.assert_array_equal(sensitivity.jacobian(single, {"rain": WEATHER}, wrt="rain").shape, (5, 1, 6, 2))
+
+
+@pytest.mark.parametrize("by", ["place", "key"])
+@pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict")
+def test_inputs_without_names_of_their_own(by):
+    """Of a list they are called as their layers, of a dict by its keys, which need not be the tensors' names."""
+    rain, sites = keras.Input((6, 2)), keras.Input((3,))
+    joined = layers.Concatenate()([layers.LSTM(3)(rain), sites])
+    given = [rain, sites] if by == "place" else {"rain": rain, "a site": sites}
+    model = keras.Model(given, layers.Dense(2)(joined))
+    random = np.random.default_rng(0)
+    arrays = [random.standard_normal((4, *part.shape[1:])).astype("float32") for part in (rain, sites)]
+    windows = arrays if by == "place" else dict(zip(given, arrays, strict=True))
+    name = model.layers[0].name if by == "place" else "rain"
+    source, beside = map(tf.constant, arrays)
+    with tf.GradientTape() as tape:
+        tape.watch(source)
+        found = model([source, beside] if by == "place" else {"rain": source, "a site": beside})
+    assert worst(sensitivity.jacobian(model, windows, wrt=name), tape.batch_jacobian(found, source).numpy()) < 1e-5
 
 
 def test_numbers_of_classes_are_an_input_that_is_no_source():
