@@ -49,7 +49,10 @@ def _hold_gpu(device: tf.config.PhysicalDevice, share: float) -> None:
 
 def on_host(tensor: tf.Tensor) -> np.ndarray:
     """A tensor's numbers, read only: those in the host's memory themselves, without a copy."""
-    return np.asarray(memoryview(tensor))
+    try:
+        return np.asarray(memoryview(tensor))
+    except (BufferError, TypeError, ValueError):  # of a device that gives no view, or a dtype that NumPy has not
+        return tensor.numpy()
 
 
 def has_gpu() -> bool:

@@ -144,18 +144,19 @@ def _projected(engine: Tuned, budget: _Budget, peak: int | None) -> int:
 
 
 def _known(compiled: keras.Model, windows: Any, asked: Mapping[str, Any]) -> tuple[Asked, np.ndarray]:
-    """What is asked, checked, and the windows as one array. What was asked of an array of the same shape before, and
-    could be taken as it was, is not checked again: that takes as long as a small model's derivatives.
+    """What is asked, checked, and the windows as one array. What was asked of an array of the same shape and dtype
+    before is not checked again: that takes as long as a small model's derivatives.
     """
     store, key = kept_with(compiled), None
-    if type(windows) is np.ndarray:
+    is_plain = type(windows) is np.ndarray and windows.dtype.kind in "fiu"
+    if is_plain:
         key = windows.shape[1:], windows.dtype, *asked.items()
         with contextlib.suppress(TypeError):  # of what has no hash, such as a list
             if (known := store.taken.get(key)) is not None:
-                return known, windows
+                return known, windows.astype(store.dtype, copy=False)
     known, source = _checked(compiled, windows, asked)
-    as_it_was = source is windows and len(source) and known.store is store and not known.plain.packing
-    if as_it_was and not whole_inputs(compiled) and known.plain.source.kind != "weights":
+    is_alike = known.store is store and not known.plain.packing and known.plain.source.kind != "weights"
+    if is_plain and len(source) and is_alike and not whole_inputs(compiled):
         with contextlib.suppress(TypeError):
             store.taken[key] = known
     return known, source
