@@ -110,7 +110,7 @@ def jacobian(
     one after another along `output`. The compiled kernel is kept with the model and serves further calls with the same
     shapes, with whatever weights the model then has.
 
-    Warns (UserWarning) where every derivative is 0.
+    Warns (UserWarning) where every derivative is 0, and where one of several outputs does not depend on the source.
 
     Raises `Refused` (a ValueError) for a model whose samples influence each other or that takes no such windows, and
     for a memory that the result or a single window is projected not to fit; MemoryError where one does not after all.

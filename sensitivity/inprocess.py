@@ -30,6 +30,7 @@ from .machine import available_memory, recently
 from .model import described_call, target_of, wrapped_and_cut
 from .packing import Packing, innermost, is_constant
 from .plan import MiB, human_bytes, result_bytes
+from .precision import said
 from .products.product import Arrays, Product
 from .progress import progress_of_long
 from .room import Room
@@ -122,6 +123,8 @@ def computed(
     if product.name in ("jacobian", "vjp") and result.size and not result.flat[0] and not result.any():
         zero = f"every derivative by {known.wanted.wrt!r} is 0 in these windows"
         warnings.warn(f"{zero}: the model may be saturated there; check their scale", stacklevel=4)
+    for unreached in known.unreached:
+        warnings.warn(unreached, stacklevel=4)
     if not report:
         return result
     measured = None if highest is None else highest - baseline
@@ -187,7 +190,7 @@ def _checked(compiled: keras.Model, windows: Any, asked: Mapping[str, Any]) -> t
     plain = _described(model, source, wanted, packing, store, (*shared, wanted.wrt, *wanted.selection.values()))
     cut = (wanted.of, packing)
     whole = kept_or_made(store.models, cut, lambda: wrapped_and_cut(model, packing, wanted.of))
-    known = Asked(store, wanted, plain, whole)
+    known = Asked(store, wanted, plain, whole, unreached=tuple(one for one in plain.lost if one not in said(model)))
     if len(source):  # without windows nothing is proved
         store.asked[key] = known
     return known, source

@@ -96,13 +96,15 @@ class Served:
 @dataclass
 class Asked:
     """What is asked of a model, and how each product of it is served. plain: before any product. whole: the model as
-    far as asked, in what it is wrapped in. store: what else is kept with the model.
+    far as asked, in what it is wrapped in. unreached: of outputs that do not depend on the source, in words. store:
+    what else is kept with the model.
     """
 
     store: Kept
     wanted: SensitivitySection
     plain: CallFacts
     whole: keras.Model
+    unreached: tuple[str, ...] = ()
     products: dict[tuple[Any, ...], Served] = field(default_factory=dict)
 
     def served(self, product: Product) -> Served:
