@@ -108,7 +108,8 @@ def jacobian(
     Returns `(batch, *target, *source)`, with max_lag `(batch, *target, max_lag + 1, feature)`, in the model's dtype,
     in units of the output per unit of the source; several outputs together are `(batch, output_step, output, *source)`,
     one after another along `output`. The compiled kernel is kept with the model and serves further calls with the same
-    shapes, with whatever weights the model then has.
+    shapes, with whatever weights and layers the model then has. Build the model anew after changing an attribute of a
+    layer, such as its activation: a kept kernel does not see that, nor does `predict`.
 
     Warns (UserWarning) where every derivative is 0, and where one of several outputs does not depend on the source.
 

@@ -178,7 +178,7 @@ def _lost(kernel: str, facts: CallFacts, pfor: bool, xla: bool) -> tuple[str, ..
     no_scan = facts.no_scan if facts.recurrent and not (facts.scan or facts.only_gradient) else None
     no_pfor = facts.no_pfor if kernel in ("batch_jacobian", "forward") else None
     reasons = {"XLA": no_xla, "scan": no_scan, "pfor": no_pfor, "kernels but gradient": facts.only_gradient}
-    return (*facts.lost, *(f"{what}: {reason}" for what, reason in reasons.items() if reason))
+    return (*facts.lost, *facts.unreached, *(f"{what}: {reason}" for what, reason in reasons.items() if reason))
 
 
 def _require_able(wanted: SensitivitySection, facts: CallFacts) -> None:

@@ -87,7 +87,7 @@ def require_dependence(
 
     def called(windows: tf.Tensor, values: tf.Tensor) -> None:
         if source.kind == "input":
-            judge(outputs_of(model, source.placed(windows, values)), values)
+            judge(outputs_of(model, source.substituted(windows, values)), values)
         else:
             with moved(model, source, values):
                 judge(outputs_of(model, windows), values)

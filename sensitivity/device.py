@@ -48,7 +48,7 @@ def _hold_gpu(device: tf.config.PhysicalDevice, share: float) -> None:
 
 
 def on_host(tensor: tf.Tensor) -> np.ndarray:
-    """A tensor's numbers, read only: those in the host's memory themselves, without a copy."""
+    """A read-only array of a tensor's numbers. A tensor in the host's memory is not copied."""
     try:
         return np.asarray(memoryview(tensor))
     except (BufferError, TypeError, ValueError):  # of a device that gives no view, or a dtype that NumPy has not

@@ -51,8 +51,7 @@ class Tuned:
         self.setting = setting
         self._proved, self._checked = False, False
         self._function = compile_kernel(self.target, setting)
-        self._traced: Any = None  # the function's only trace
-        self._flat: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
+        self._called = called_flat(self._function)  # its only trace, once there is one
 
     def limit_to(self, limit: int | None) -> None:
         """The process's most resident bytes from now on."""
@@ -119,10 +118,10 @@ class Tuned:
 
     def _trace(self) -> None:
         with pfor_fallbacks() as operations:
-            self._traced = self._function.get_concrete_function()
-        self._flat = called_flat(self._traced)
+            traced = self._function.get_concrete_function()
+        self._called = called_flat(traced)
         if self.target.facts.rows_of == "derivatives":
-            _require_exact(self._traced.graph.as_graph_def())
+            _require_exact(traced.graph.as_graph_def())
         lost = [f"pfor: {name} runs one output after another" for name in sorted(operations)]
         self.setting = replace(
             self.setting, lost=(*self.setting.lost, *(x for x in lost if x not in self.setting.lost))
@@ -145,7 +144,7 @@ class Tuned:
         """prediction and derivatives of the rows from `first` on that one call takes, read only."""
         if first not in self._firsts:
             self._firsts[first] = tf.constant(first)
-        prediction, block, *sums = self._flat([self._firsts[first], *given])
+        prediction, block, *sums = self._called([self._firsts[first], *given])
         self.sums = sums[0].numpy().tobytes() if sums else b""
         return on_host(prediction), on_host(block)
 
@@ -198,8 +197,8 @@ class Tuned:
 
 
 def called_flat(function: Any) -> Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]:
-    """A function of tensors alone, without the names of what it takes: binding those costs 0.1 ms a call, as much as
-    a small model's gradient. The function as it is, where TensorFlow has no such way.
+    """A function of tensors, called with them in order. A concrete function binds names first, which takes 0.1 ms, as
+    long as a small model's gradient; here only where TensorFlow has no `_call_flat`.
     """
     flat = getattr(function, "_call_flat", None)
     if flat is None:

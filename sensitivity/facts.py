@@ -12,7 +12,7 @@ import numpy as np
 from .heads import Selection
 from .labels import Labels
 from .packing import Packing, part_of_json
-from .parts import Part, of_parts, placed_in_parts, put_in_parts
+from .parts import Part, of_parts, put_in_parts, substituted_in_parts
 from .variables import INPUT_DIMS, LAYER_DIMS, TARGET_DIMS, WEIGHTS_DIMS, Dims, Variable, variables_of
 from .walks import ScanFacts, Walk, of_all_lags, of_last_lags
 from .windows import Gaps
@@ -65,9 +65,9 @@ class Source:
         """The windows with `values` `(batch, *shape)` there."""
         return put_in_parts(windows, self.parts, values)
 
-    def placed(self, windows: Any, values: Any) -> Any:
-        """The same as a model takes it, in a graph: nothing else of the windows comes of the values."""
-        return placed_in_parts(windows, self.parts, values)
+    def substituted(self, windows: Any, values: Any) -> Any:
+        """The same as a model takes them, in a graph. Nothing else of the windows depends on the values."""
+        return substituted_in_parts(windows, self.parts, values)
 
     @property
     def alone(self) -> Source:
@@ -108,6 +108,7 @@ class CallFacts:
     only_gradient, together, linear, only_first: what the backward pass allows, as `Backward` says.
     no_pfor: why pfor is never to be tried; empty where it may be.
     lost: what of the model as it was given is not kept, such as its half precision.
+    unreached: a sentence for each output that does not depend on the source.
     packing: where a window holds what the model takes, unless it takes the window itself.
 
     A product is made of `rows`: the numbers that are differentiated, each of which gives a derivative of `row_shape`.
@@ -142,6 +143,7 @@ class CallFacts:
     linear: bool = True
     only_first: str = ""
     lost: tuple[str, ...] = ()
+    unreached: tuple[str, ...] = ()
     packing: Packing | None = None
     no_pfor: str = ""
 
@@ -290,7 +292,7 @@ class ModelFacts(CallFacts):
     def from_json(cls, content: dict[str, Any]) -> ModelFacts:
         content = {**_of_earlier_versions(content), **content}
         lists = {name: tuple(content[name]) for name in ("input_shape", "target_shape", "outputs", *_SHAPES)}
-        lists["lost"] = tuple(content.get("lost", ()))
+        lists |= {name: tuple(content.get(name, ())) for name in ("lost", "unreached")}
         lists["recurrent"] = tuple(map(tuple, content["recurrent"]))
         chosen = {name: None if part is None else tuple(part) for name, part in content["selection"].items()}
         source = Source.from_json(content["source"])

@@ -141,6 +141,13 @@ def _differ(given: Any) -> bool:
 
 
 def _array(name: str, values: Any) -> np.ndarray:
+    if np.ma.is_masked(values):
+        raise Refused(
+            name,
+            given=f"a masked array, {np.ma.count_masked(values):,} of whose numbers are hidden",
+            allowed="arrays of numbers",
+            remedy="leave out what has missing numbers, or fill them as the model's training did: windows.filled(…)",
+        )
     try:
         return np.asarray(values)
     except ValueError as error:

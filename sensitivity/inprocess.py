@@ -23,14 +23,13 @@ from .facts import CallFacts
 from .findings import refusals, unknown_key
 from .given import Given
 from .job import SensitivitySection
-from .kept import Asked, Found, Kept, Served, kept_or_made, kept_with
+from .kept import Found, Kept, Request, State, TargetKernels, kept_or_made, kept_with, made_of
 from .layers import whole_inputs
 from .loading import in_full_precision
 from .machine import available_memory, recently
 from .model import described_call, target_of, wrapped_and_cut
 from .packing import Packing, innermost, is_constant
 from .plan import MiB, human_bytes, result_bytes
-from .precision import said
 from .products.product import Arrays, Product
 from .progress import progress_of_long
 from .room import Room
@@ -106,24 +105,25 @@ def computed(
     given, baseline = _given_bytes(memory), machine.resident_memory()
     with machine.span() if report else contextlib.nullcontext(_not_known) as peak:
         while True:
-            known, source = _known(as_model(model), windows, asked)
-            product, beside = make(known.plain, known.plain.source.of(source))
-            served = known.served(product)
-            budget = _Budget.of(given, baseline, windows, source, served.target.facts)
-            reused = _reused(served, source, known.wanted, budget)
-            found = reused or _timed(served, source, known.wanted, budget)
+            request, source = _request_of(as_model(model), windows, asked)
+            product, beside = make(request.plain, request.plain.source.of(source))
+            own = request.of_product(product)
+            budget = _Budget.of(given, baseline, windows, source, own.target.facts)
+            reused = _reused(own, source, request.wanted, budget)
+            found = reused or _timed(own, source, request.wanted, budget)
             engine = found.engine
             engine.limit_to(budget.limit)
             projected = _projected(engine, budget, peak()) if report else 0
             result, others = _run(engine, product, source, beside, everything=report)
-            if reused is None or served.is_right(engine, source):
+            if reused is None or found.is_right(source):
                 break
-            known.store.forget()
+            del result, others, reused, found, engine, own  # their memory is the next ones'
+            request.store.forget()
         highest = peak()
     if product.name in ("jacobian", "vjp") and result.size and not result.flat[0] and not result.any():
-        zero = f"every derivative by {known.wanted.wrt!r} is 0 in these windows"
+        zero = f"every derivative by {request.wanted.wrt!r} is 0 in these windows"
         warnings.warn(f"{zero}: the model may be saturated there; check their scale", stacklevel=4)
-    for unreached in known.unreached:
+    for unreached in request.plain.unreached:
         warnings.warn(unreached, stacklevel=4)
     if not report:
         return result
@@ -146,26 +146,29 @@ def _projected(engine: Tuned, budget: _Budget, peak: int | None) -> int:
     return int(1.1 * max(searched, needed)) + 16 * MiB
 
 
-def _known(compiled: keras.Model, windows: Any, asked: Mapping[str, Any]) -> tuple[Asked, np.ndarray]:
-    """What is asked, checked, and the windows as one array. What was asked of an array of the same shape and dtype
-    before is not checked again: that takes as long as a small model's derivatives.
+def _request_of(model: keras.Model, windows: Any, asked: Mapping[str, Any]) -> tuple[Request, np.ndarray]:
+    """What is asked, and the windows as one array. What was asked of an array of the same shape and dtype before is not
+    checked again: that takes as long as a small model's derivatives.
     """
-    store, key = kept_with(compiled), None
+    store, key = kept_with(model), None
     is_plain = type(windows) is np.ndarray and windows.dtype.kind in "fiu"
     if is_plain:
-        key = windows.shape[1:], windows.dtype, *asked.items()
+        key = windows.shape[1:], windows.dtype, *((name, type(value), value) for name, value in asked.items())
         with contextlib.suppress(TypeError):  # of what has no hash, such as a list
-            if (known := store.taken.get(key)) is not None:
-                return known, windows.astype(store.dtype, copy=False)
-    known, source = _checked(compiled, windows, asked)
-    is_alike = known.store is store and not known.plain.packing and known.plain.source.kind != "weights"
-    if is_plain and len(source) and is_alike and not whole_inputs(compiled):
+            if (request := store.by_arguments.get(key)) is not None:
+                return request, windows.astype(store.dtype, copy=False)
+    request, source = _checked_request(model, store, windows, asked)
+    store.made_of = made_of(model)  # which the first call may have built
+    is_alike = request.store is store and not request.plain.packing and request.plain.source.kind != "weights"
+    if is_plain and len(source) and is_alike and not whole_inputs(model):
         with contextlib.suppress(TypeError):
-            store.taken[key] = known
-    return known, source
+            store.by_arguments[key] = request
+    return request, source
 
 
-def _checked(compiled: keras.Model, windows: Any, asked: Mapping[str, Any]) -> tuple[Asked, np.ndarray]:
+def _checked_request(
+    compiled: keras.Model, store: Kept, windows: Any, asked: Mapping[str, Any]
+) -> tuple[Request, np.ndarray]:
     if "lead" in asked:
         raise Refused(
             "lead", given=asked["lead"], allowed="in jobs", remedy="give the labels of each window as labels="
@@ -175,8 +178,9 @@ def _checked(compiled: keras.Model, windows: Any, asked: Mapping[str, Any]) -> t
             raise unknown_key(name, type(asked[name]), (*ASKED, "memory", "report"), instead="leave it out")
     everything = Given(windows, **{key: asked[key] for key in BESIDE if key in asked})
     wanted = _wanted(**{key: value for key, value in asked.items() if key not in BESIDE})
-    model = in_full_precision(compiled)  # a twin, which is not compiled
-    store = kept_with(model)
+    model = in_full_precision(compiled, store.models)  # a twin, which is not compiled
+    if model is not compiled:
+        store = kept_with(model)
     source, packing = everything.packed(compiled, wanted.of, store.dtype)
     if packing is not None and not is_constant(packing.loss):
         # What a lambda or an object is may change, and each call may have one of its own: nothing is kept for it.
@@ -185,15 +189,14 @@ def _checked(compiled: keras.Model, windows: Any, asked: Mapping[str, Any]) -> t
         wanted, packing = _of_selected(model, source, wanted, packing)
     shared = (source.shape[1:], str(source.dtype), wanted.of, meant(model, wanted.wrt), packing)
     key = (*shared, wanted)
-    if key in store.asked:
-        return store.asked[key], source
+    if key in store.requests:
+        return store.requests[key], source
     plain = _described(model, source, wanted, packing, store, (*shared, wanted.wrt, *wanted.selection.values()))
-    cut = (wanted.of, packing)
-    whole = kept_or_made(store.models, cut, lambda: wrapped_and_cut(model, packing, wanted.of))
-    known = Asked(store, wanted, plain, whole, unreached=tuple(one for one in plain.lost if one not in said(model)))
+    whole = kept_or_made(store.models, (wanted.of, packing), lambda: wrapped_and_cut(model, packing, wanted.of))
+    request = Request(store, wanted, plain, whole)
     if len(source):  # without windows nothing is proved
-        store.asked[key] = known
-    return known, source
+        store.requests[key] = request
+    return request, source
 
 
 def _wanted(**given: Any) -> SensitivitySection:
@@ -286,25 +289,25 @@ class _Budget:
         return Room(self.call(compiler), limit, has_gpu(), kind(recently(machine.cores)))
 
 
-def _reused(served: Served, source: np.ndarray, wanted: SensitivitySection, budget: _Budget) -> Found | None:
+def _reused(own: TargetKernels, source: np.ndarray, wanted: SensitivitySection, budget: _Budget) -> Found | None:
     """A kernel of an earlier call, if one serves."""
-    if not len(source) or not served.kernels:
+    if not len(source) or not own.kernels:
         return None
-    windows = len(source) * served.target.facts.points
-    return served.serving(windows, _most_at_once(len(source), wanted), budget.call(0))
+    windows = len(source) * own.target.facts.points
+    return own.serving(windows, _most_at_once(len(source), wanted), budget.call(0))
 
 
-def _timed(served: Served, source: np.ndarray, wanted: SensitivitySection, budget: _Budget) -> Found:
+def _timed(own: TargetKernels, source: np.ndarray, wanted: SensitivitySection, budget: _Budget) -> Found:
     """The fastest kernel, by trials on these windows; kept for later calls."""
-    target = served.target
+    target = own.target
     if not len(source):
         setting = Setting("batch_jacobian", 1)
-        return Found(Choice(setting, "rule", 0), Tuned(target, setting), 0, 0, 0)
+        return Found(Choice(setting, "rule", 0), Tuned(target, setting), 0, 0, 0, State(b"", 0.0))
     most, room = _most_at_once(len(source), wanted), budget.room(budget.compiler)
     some = np.ascontiguousarray(source[np.linspace(0, len(source) - 1, min(TIMED_ON, len(source))).astype(int)])
     choice, engine = tune(wanted, target, some, room, most, len(source), key="memory")
-    found = Found(choice, engine, len(source) * target.facts.points, most, room.call)
-    served.keep(found, source)
+    count = len(source) * target.facts.points
+    found = own.kernels[most] = Found(choice, engine, count, most, room.call, State.of(engine, source))
     return found
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
@@ -15,14 +14,14 @@ import numpy as np
 from .engine import Tuned
 from .facts import CallFacts
 from .job import SensitivitySection
-from .layers import leaf_layers
+from .layers import constants_of, leaf_layers
 from .model import Target, shaped_call
 from .probes import TOLERANCE, Probe
 from .products.product import Product
 from .setting import Choice
 from .tuning import CHECKED
 
-Thing = TypeVar("Thing")
+T = TypeVar("T")
 _ATTRIBUTE = "_sensitivity_kernels"
 WORTH_TIMING = 30.0  # seconds of work, where kernels were timed for a tenth of it: they are timed again
 MOST_FILLED = 2  # a kernel takes at least half as many windows as a call of it has room for
@@ -30,10 +29,10 @@ MUCH_LARGER = 2  # times the numbers of windows are worth another look at a kern
 LARGER = 5  # times the bytes of a call are those of one of four times the windows
 
 
-@dataclass(frozen=True)
+@dataclass
 class Found:
     """A choice and its kernel, found for so many windows, all points of each counted, with `most` windows at once and
-    `call` bytes for a call.
+    `call` bytes for a call. proved: what the kernel was last proved right with.
     """
 
     choice: Choice
@@ -41,6 +40,7 @@ class Found:
     windows: int
     most: int
     call: int
+    proved: State
 
     def serves(self, windows: int, most: int, call: int) -> bool:
         """It fits `call` bytes, is not much too large for so few windows, and was not chosen for want of memory,
@@ -60,88 +60,83 @@ class Found:
             and not (seconds > WORTH_TIMING and windows >= 10 * self.windows)
         )
 
+    def is_right(self, source: np.ndarray) -> bool:
+        """Whether the kernel's last results, of these windows, are right. It compares a few windows with plain reverse
+        mode, but only where weights changed or windows are much larger than before: a layer may then work otherwise.
+        """
+        before, state = self.proved, State.of(self.engine, source)
+        if state.weights == before.weights and state.largest <= before.largest:
+            return True
+        if state.weights != before.weights or state.largest > MUCH_LARGER * before.largest:
+            few = np.ascontiguousarray(source[np.argsort(_sizes(source))[-CHECKED:]])
+            if not Probe.of(self.engine.target, few).error(self.engine(few)[1]) <= TOLERANCE:
+                return False
+        self.proved = state
+        return True
+
 
 @dataclass
-class Served:
-    """A target, and its kernels by the most windows that they take at once. proved: what each was proved right with."""
+class TargetKernels:
+    """A target, and its kernels by the most windows that they take at once."""
 
     target: Target
     kernels: dict[int, Found] = field(default_factory=dict)
-    proved: MutableMapping[Tuned, State] = field(default_factory=WeakKeyDictionary)
 
     def serving(self, windows: int, most: int, call: int) -> Found | None:
         """A kernel that serves so many windows, with `call` bytes for a call, if there is one."""
         return next((found for found in self.kernels.values() if found.serves(windows, most, call)), None)
 
-    def keep(self, found: Found, source: np.ndarray) -> None:
-        """A kernel that trials have just proved right with these windows."""
-        self.kernels[found.most] = found
-        self.proved[found.engine] = State.of(found.engine, source)
-
-    def is_right(self, engine: Tuned, source: np.ndarray) -> bool:
-        """Whether the numbers that a kernel has just given are the model's still, which a few windows show where
-        weights have changed, or where numbers are much larger than before. A layer may work in another way then.
-        """
-        before, state = self.proved[engine], State.of(engine, source)
-        if state.weights == before.weights and state.largest <= before.largest:
-            return True
-        if state.weights != before.weights or state.largest > MUCH_LARGER * before.largest:
-            few = np.ascontiguousarray(source[np.argsort(_sizes(source))[-CHECKED:]])
-            if not Probe.of(engine.target, few).error(engine(few)[1]) <= TOLERANCE:
-                return False
-        self.proved[engine] = state
-        return True
-
 
 @dataclass
-class Asked:
-    """What is asked of a model, and how each product of it is served. plain: before any product. whole: the model as
-    far as asked, in what it is wrapped in. unreached: of outputs that do not depend on the source, in words. store:
-    what else is kept with the model.
+class Request:
+    """What is asked of a model and of windows of one shape, and the kernels of each product of it.
+
+    plain: before any product. whole: the model, wrapped and cut at `of`. store: what else is kept with the model.
     """
 
     store: Kept
     wanted: SensitivitySection
     plain: CallFacts
     whole: keras.Model
-    unreached: tuple[str, ...] = ()
-    products: dict[tuple[Any, ...], Served] = field(default_factory=dict)
+    products: dict[tuple[Any, ...], TargetKernels] = field(default_factory=dict)
 
-    def served(self, product: Product) -> Served:
+    def of_product(self, product: Product) -> TargetKernels:
         """The target of a product, with the kernels that were found for it. Raises `Refused` where it has none."""
         form = product.form
         if form not in self.products:
             facts = shaped_call(self.plain, product)
-            self.products[form] = Served(Target(self.whole, facts, self.wanted.of, product, weighs=True))
+            target = Target(self.whole, facts, self.wanted.of, product, with_weight_sums=True)
+            self.products[form] = TargetKernels(target)
         return self.products[form]
 
 
 @dataclass
 class Kept:
-    """What lives and dies with a model: facts, and what was asked, by shape and by what asked for it.
+    """What lives and dies with a model.
 
-    dtype: that it computes in. made_of: what it was made of. models: what it is wrapped in, or cut from it, by how.
-    taken: what was asked of plain arrays, by their shape and by the arguments as they were given.
+    dtype: in which the model computes. made_of: its layers and weights. facts: of the model, by what they depend on.
+    models: that it is wrapped in or cut to, and its twin of full precision. requests: all that was asked.
+    by_arguments: the requests of plain arrays, by the arrays' shape and dtype and the arguments as they were given.
     """
 
     dtype: str = "float32"
     made_of: tuple[Any, ...] = ()
     facts: dict[Any, CallFacts] = field(default_factory=dict)
     models: dict[Any, keras.Model] = field(default_factory=dict)
-    asked: dict[Any, Asked] = field(default_factory=dict)
-    taken: dict[Any, Asked] = field(default_factory=dict)
+    requests: dict[Any, Request] = field(default_factory=dict)
+    by_arguments: dict[Any, Request] = field(default_factory=dict)
 
     def forget(self) -> None:
-        self.taken.clear()
         self.facts.clear()
         self.models.clear()
-        self.asked.clear()
+        self.requests.clear()
+        self.by_arguments.clear()
 
 
 @dataclass(frozen=True)
 class State:
-    """What a kernel was called with. weights: what tells whether they are the same. largest: number of all windows so
-    far.
+    """What a kernel was called with. weights: sums that tell whether they are the same. largest: number of all windows
+    so far.
     """
 
     weights: bytes
@@ -160,7 +155,7 @@ def _sizes(source: np.ndarray) -> np.ndarray:
     return np.maximum(np.fmax.reduce(flat, 1, initial=0.0), -np.fmin.reduce(flat, 1, initial=0.0))
 
 
-def kept_or_made(kept: dict[Any, Thing], key: Any, make: Callable[[], Thing]) -> Thing:
+def kept_or_made(kept: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
     """What was made before, or is made now."""
     if key not in kept:
         kept[key] = make()
@@ -169,7 +164,7 @@ def kept_or_made(kept: dict[Any, Thing], key: Any, make: Callable[[], Thing]) ->
 
 def kept_with(model: keras.Model) -> Kept:
     """What is kept with a model as long as it is made of the same layers and weights."""
-    store, now = getattr(model, _ATTRIBUTE, None), _made_of(model)
+    store, now = getattr(model, _ATTRIBUTE, None), made_of(model)
     if store is None or len(now) != len(store.made_of) or any(map(operator.is_not, now, store.made_of)):
         dtypes = {str(layer.dtype_policy.variable_dtype) for layer in leaf_layers(model) or [model]}
         store = Kept("float64" if "float64" in dtypes else "float32", now)
@@ -177,11 +172,17 @@ def kept_with(model: keras.Model) -> Kept:
     return store
 
 
-def _made_of(model: keras.Model) -> tuple[Any, ...]:
-    """Its layers and their own weights, as they are now."""
+def made_of(model: keras.Model) -> tuple[Any, ...]:
+    """A model's layers with their own weights and constants, as they are now; one never called may have none yet.
+
+    A layer that adapts to data, such as `Normalization`, holds its means as constants. Once it adapts again, they are
+    other ones.
+    """
     parts: list[Any] = []
     for layer in model._flatten_layers():
         parts.append(layer)
         parts += layer._trainable_variables
         parts += layer._non_trainable_variables
+        if hasattr(layer, "finalize_state"):
+            parts += constants_of(layer).values()
     return tuple(parts)

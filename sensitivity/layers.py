@@ -33,6 +33,12 @@ def leaf_layers(model: keras.Model) -> list[keras.Layer]:
     return [layer for layer in model._flatten_layers(include_self=False) if not isinstance(layer, keras.Model)]
 
 
+def constants_of(layer: keras.Layer) -> dict[str, tf.Tensor]:
+    """Tensors that a layer holds beside its weights, by attribute: what it has adapted to."""
+    tensors = {name: value for name, value in vars(layer).items() if isinstance(value, tf.Tensor)}
+    return {name: value for name, value in tensors.items() if not tf.is_symbolic_tensor(value)}
+
+
 def normalises(model: Any) -> bool | None:
     """Whether the first layers of a model scale what it takes; None where its layers do not tell.
 
@@ -69,8 +75,10 @@ def declared_inputs(model: Any) -> dict[str, Any]:
     Names are the keys of a model that was made with a dict, else those of the input layers, which are saved with it.
     """
     tensors, structure = list(getattr(model, "inputs", None) or []), getattr(model, "_inputs_struct", None)
-    if isinstance(structure, dict) and len(structure) == len(tensors):
-        return dict(zip(sorted(structure), tensors, strict=True))  # as keras.tree flattens them
+    if isinstance(structure, dict):
+        keys = {id(tensor): key for key, tensor in structure.items()}
+        if all(id(tensor) in keys for tensor in tensors):
+            return {keys[id(tensor)]: tensor for tensor in tensors}
     layers = [getattr(getattr(tensor, "_keras_history", None), "operation", tensor) for tensor in tensors]
     return {layer.name: tensor for layer, tensor in zip(layers, tensors, strict=True)}
 

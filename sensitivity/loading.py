@@ -12,9 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import tensorflow as tf
+
 from .addresses import local_folder, place_of
 from .errors import Refused, gist
-from .layers import keras, leaf_layers
+from .layers import constants_of, keras, leaf_layers
 from .packing import Wrapper, rewrapped
 from .precision import default_policy, half_policies, note
 from .saved_models import SavedModel, load_saved_model
@@ -149,6 +151,7 @@ def cast(model: keras.Model, dtype: str) -> keras.Model:
         with default_policy(dtype):
             clone = keras.saving.deserialize_keras_object(_with_dtype(config, dtype), safe_mode=False)
         clone.set_weights(model.get_weights())
+        _set_constants(clone, model)
         if left := half_policies(clone):
             raise ValueError(f"layers are {' and '.join(left)} whatever their configuration says")
     except Exception as error:
@@ -160,6 +163,19 @@ def cast(model: keras.Model, dtype: str) -> keras.Model:
         ) from error
     note(clone, half, dtype)
     return clone
+
+
+def _set_constants(clone: keras.Model, model: keras.Model) -> None:
+    """Give a model's copy the constants of its layers, such as the means of an adapted `Normalization`, which weights
+    alone do not set.
+    """
+    if not any(constants_of(layer) for layer in model._flatten_layers()):
+        return
+    for own, layer in zip(clone._flatten_layers(), model._flatten_layers(), strict=True):
+        for name, value in constants_of(layer).items():
+            before = getattr(own, name, None)
+            dtype = before.dtype if isinstance(before, tf.Tensor) else own.dtype_policy.variable_dtype
+            setattr(own, name, tf.cast(value, dtype) if value.dtype.is_floating else value)
 
 
 def _in_its_own(model: SavedModel, dtype: str) -> SavedModel:
@@ -181,21 +197,22 @@ def _in_its_own(model: SavedModel, dtype: str) -> SavedModel:
     return model
 
 
-def in_full_precision(model: keras.Model) -> keras.Model:
-    """The model itself, or, of one of half precision, its twin of full precision with the weights that it now has."""
+def in_full_precision(model: keras.Model, twins: dict[Any, keras.Model]) -> keras.Model:
+    """The model itself, or, of one of half precision, its twin of full precision with the weights that it now has.
+
+    twins: where the twin is kept.
+    """
     if isinstance(model, SavedModel):
         return _in_its_own(model, str(model.dtype))
     if not half_policies(model):
         return model
-    twin = getattr(model, _TWIN, None)
-    if twin is None:
-        twin = cast(model, "float32")
-        object.__setattr__(model, _TWIN, twin)  # past Keras' tracking: this is no part of the model
-    twin.set_weights(model.get_weights())
-    return twin
+    if _TWIN not in twins:
+        twins[_TWIN] = cast(model, "float32")
+    twins[_TWIN].set_weights(model.get_weights())
+    return twins[_TWIN]
 
 
-_TWIN = "_sensitivity_twin"
+_TWIN = "twin"
 
 
 def _with_dtype(config: Any, dtype: str) -> Any:

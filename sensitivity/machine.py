@@ -110,8 +110,13 @@ def _counted(path: Path, name: str) -> int | None:
 
 def resident_memory() -> int:
     """Resident bytes of this process; 0 where the system does not say."""
-    file = _own_pages(os.getpid())
-    return 0 if file is None else int(os.pread(file, 256, 0).split()[1]) * _PAGE
+    for _ in range(2):
+        try:
+            file = _own_pages(os.getpid())
+            return 0 if file is None else int(os.pread(file, 256, 0).split()[1]) * _PAGE
+        except (OSError, ValueError, IndexError):  # somebody closed the file, or has another one of its number
+            _own_pages.cache_clear()
+    return 0
 
 
 @functools.lru_cache(maxsize=1)

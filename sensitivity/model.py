@@ -42,14 +42,14 @@ class Target:
     """What is differentiated: `target(windows (batch, *input_shape)) -> (batch, *target_shape)`, and what of it is
     wanted.
 
-    weighs: whether a kernel also gives sums of all weights, which tell whether they have changed between calls.
+    with_weight_sums: whether a kernel also gives sums of all weights, which tell whether they changed between calls.
     """
 
     model: keras.Model
     facts: CallFacts
     of: str = "output"
     product: Product = Jacobian()
-    weighs: bool = False
+    with_weight_sums: bool = False
 
     @functools.cached_property
     def recurrence(self) -> Recurrence:
@@ -84,7 +84,7 @@ class Target:
 
     def _at(self, given: Sequence[tf.Tensor], source: tf.Tensor) -> tf.Tensor:
         if self.facts.source.kind == "input":
-            prediction = self(self.facts.source.placed(given[0], source))
+            prediction = self(self.facts.source.substituted(given[0], source))
         elif self.facts.source.kind == "weights":
             facts = self.facts
             order = 2 if facts.rows_of == "derivatives" else 1
@@ -283,7 +283,8 @@ def _run_once(
             smooth=seen.smooth,
             operations=len(seen.operations),
             dtype=dtype,
-            lost=(*said(given), *unreached),
+            lost=said(given),
+            unreached=unreached,
             no_pfor=no_pfor(seen),
             packing=packing,
             **vars(back),

@@ -252,7 +252,8 @@ def as_text(loss: Any) -> Any:
 def is_constant(loss: Any) -> bool:
     """Whether a loss is the same whenever it is asked for: by name, or a function that closes over nothing."""
     named = getattr(loss, "__name__", "<lambda>") != "<lambda>"
-    return loss is None or isinstance(loss, str) or (named and getattr(loss, "__closure__", None) is None)
+    alone = getattr(loss, "__closure__", None) is None and getattr(loss, "__self__", None) is None
+    return loss is None or isinstance(loss, str) or (named and alone)
 
 
 def _reduction(given: Any) -> Callable[..., tf.Tensor]:

@@ -24,7 +24,7 @@ class Part:
 
     def of(self, windows: Any) -> Any:
         """`(batch, *shape)` of NumPy's or TensorFlow's windows."""
-        if isinstance(windows, Placed):
+        if isinstance(windows, SubstitutedWindows):
             return windows.values if self == windows.part else self.of(windows.windows)
         cut = windows[..., self.start : self.stop]
         cut = cut if self.steps is None else cut[:, windows.shape[1] - self.steps :]
@@ -41,10 +41,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """TensorFlow's windows with other values in place of one part, of which other parts do not come.
+class SubstitutedWindows:
+    """TensorFlow's windows in which one part has other values. All other parts are read from the original windows.
 
-    values: `(batch, *shape)`, or such windows themselves, where a part of that part is placed.
+    values: `(batch, *shape)`; or such windows themselves, where a part of that part has other values.
     """
 
     windows: Any
@@ -74,13 +74,13 @@ def put_in_parts(windows: Any, parts: Sequence[Part], values: Any) -> Any:
     return parts[0].put(windows, put_in_parts(parts[0].of(windows), parts[1:], values))
 
 
-def placed_in_parts(windows: Any, parts: Sequence[Part], values: Any) -> Any:
-    """What a model takes for windows with `values` in place of the last part: what else it takes of them is not moved
-    with the values, nor differentiated by them.
+def substituted_in_parts(windows: Any, parts: Sequence[Part], values: Any) -> Any:
+    """What a model takes for windows in which the last part has these values. Nothing else that it takes of the windows
+    depends on the values.
     """
     if not parts:
         return values
-    return Placed(windows, parts[0], placed_in_parts(parts[0].of(windows), parts[1:], values))
+    return SubstitutedWindows(windows, parts[0], substituted_in_parts(parts[0].of(windows), parts[1:], values))
 
 
 def _reshaped(values: Any, shape: tuple[int, ...]) -> Any:

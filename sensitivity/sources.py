@@ -163,8 +163,10 @@ def with_output(model: keras.Model, of: str) -> keras.Model:
         return model  # the name of an output of a subclassed model, or of none: `heads` tells
     layer = layer_named(model, of, "sensitivity.of", also='"output"')
     function = function_of(model)
-    if function is not None and any(operation is layer for operation in function.operations) and _is_called_once(layer):
-        return keras.Model(function.inputs, {of: layer.output}, name=model.name)
+    is_one_of = function is not None and any(operation is layer for operation in function.operations)
+    if is_one_of and _is_called_once(layer) and not isinstance(layer, keras.Model):  # whose output is its own graph's
+        given = getattr(function, "_inputs_struct", function.inputs)
+        return keras.Model(given, {of: layer.output}, name=model.name)
     return _UpTo(model, layer)
 
 

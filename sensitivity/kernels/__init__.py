@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterator
 from types import ModuleType
 
+import numpy as np
 import tensorflow as tf
 
 from ..facts import CallFacts
@@ -51,8 +52,8 @@ def why_not(name: str, facts: CallFacts, *, pfor: bool = False, xla: bool = Fals
 
 
 def compile_kernel(target: Target, setting: Setting) -> tf.types.experimental.PolymorphicFunction:
-    """The kernel as one `tf.function` of one static shape `(windows_per_call, *input_shape)`. Where the target weighs,
-    it gives sums of weights after prediction and block.
+    """The kernel as one `tf.function` of one static shape `(windows_per_call, *input_shape)`. It also gives sums of
+    weights where the target asks for them.
     """
     kernel = KERNELS[setting.kernel].build(target, setting)
 
@@ -60,7 +61,7 @@ def compile_kernel(target: Target, setting: Setting) -> tf.types.experimental.Po
         with _cudnn(target, setting.use_cudnn), target.folded():
             prediction, block = kernel(given, first)
             found = prediction, target.product.finished(target, given, block)
-            return (*found, _sums_of_weights(target)) if target.weighs else found
+            return (*found, _sums_of_weights(target)) if target.with_weight_sums else found
 
     return as_graph(traced, input_signature=signature(target, setting), jit_compile=setting.xla or None)
 
@@ -73,9 +74,29 @@ def signature(target: Target, setting: Setting) -> tuple[tf.TensorSpec, ...]:
 
 
 def _sums_of_weights(target: Target) -> tf.Tensor:
-    """Half the sum of squares of each weight, which tells whether it has been trained since."""
-    sums = [tf.nn.l2_loss(tf.cast(tf.convert_to_tensor(weight), target.facts.dtype)) for weight in target.model.weights]
-    return tf.stack(sums) if sums else tf.zeros((0,), target.facts.dtype)
+    """A number of each weight of floating point, which tells whether it is the same as before: uᵀ·W·v with random
+    numbers u and v that are always the same ones. Signs and places of a weight's numbers count.
+    """
+    weights = [tf.convert_to_tensor(weight) for weight in target.model.weights]
+    sums = [_bilinear(tf.cast(weight, target.facts.dtype)) for weight in weights if weight.dtype.is_floating]
+    return tf.concat(sums, 0) if sums else tf.zeros((0, 1), target.facts.dtype)
+
+
+def _bilinear(weight: tf.Tensor) -> tf.Tensor:
+    """`(1, 1)`. Of few numbers u is 1; of many, v is as long as the last axis, so that it takes little memory."""
+    size = weight.shape.num_elements()
+    if size is None:
+        return tf.reshape(tf.nn.l2_loss(weight), (1, 1))
+    columns = size if size <= _FEW_NUMBERS else max(weight.shape[-1], 1)
+    random = np.random.default_rng(size)
+    v = tf.constant(random.standard_normal((columns, 1)), weight.dtype)
+    by_row = tf.matmul(tf.reshape(weight, (size // max(columns, 1), columns)), v)
+    if by_row.shape[0] == 1:
+        return by_row
+    return tf.matmul(tf.constant(random.standard_normal((1, by_row.shape[0])), weight.dtype), by_row)
+
+
+_FEW_NUMBERS = 1 << 14
 
 
 @contextlib.contextmanager

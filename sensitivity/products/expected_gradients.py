@@ -52,6 +52,8 @@ class ExpectedGradients(OfInput):
 
     def computed(self, engine: Tuned, fetch: Fetch, count: int) -> Iterator[Found]:
         samples = len(self.baselines)
+        if not samples:  # of no windows, which are the baselines of each other
+            return
         shares = (np.random.default_rng(self.seed).permutation(samples) + 0.5) / samples
         baselines = self.baselines.reshape(samples, *engine.target.facts.source.shape)
         toward = (1 - shares).reshape(-1, *(1,) * (baselines.ndim - 1)) * baselines

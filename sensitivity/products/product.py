@@ -59,7 +59,7 @@ class Product:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """All but the numbers of its arrays: what products that run by the same kernels have in common."""
+        """The product with only the shapes of its arrays. Products of one form share kernels."""
         return self, *(np.shape(getattr(self, part.name)) for part in fields(self) if not part.compare)
 
     # ---- shapes ------------------------------------------------------------------------------------

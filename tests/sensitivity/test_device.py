@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from sensitivity import device, machine
 
@@ -62,3 +64,13 @@ def test_a_span_has_its_own_peak_and_the_process_keeps_the_highest():
     if inside is not None:
         assert inside >= 80 * MiB
         assert machine.peak_memory() >= max(before, inside) - MiB  # Linux counts pages in batches
+
+
+def test_a_tensor_on_the_host_is_seen_and_not_copied():
+    variable = tf.Variable([1.0, 2.0])
+    seen = device.on_host(variable.read_value())
+    assert not seen.flags.writeable
+    assert not seen.flags.owndata
+    variable.assign([5.0, 6.0])
+    np.testing.assert_array_equal(seen, [1.0, 2.0])
+    np.testing.assert_array_equal(device.on_host(tf.ones(2, "bfloat16")).astype("float32"), [1.0, 1.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
 
@@ -217,6 +218,28 @@ def test_inputs_without_names_of_their_own(by):
         tape.watch(source)
         found = model([source, beside] if by == "place" else {"rain": source, "a site": beside})
     assert worst(sensitivity.jacobian(model, windows, wrt=name), tape.batch_jacobian(found, source).numpy()) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict")
+def test_an_inner_layer_of_a_model_with_keys_of_its_own():
+    rain, sites = keras.Input((6, 2)), keras.Input((3,))
+    inner = layers.Dense(4, name="inner")(layers.Concatenate()([layers.Flatten()(rain), sites]))
+    model = keras.Model({"rain": rain, "site": sites}, layers.Dense(2)(inner))
+    windows = {"rain": WEATHER, "site": WEATHER[:, :3, 0]}
+    found = sensitivity.jacobian(model, windows, wrt="rain", of="inner")
+    kernel = model.get_layer("inner").kernel.numpy()[:12]
+    np.testing.assert_allclose(found.reshape(len(WEATHER), 4, 12)[0], kernel.T, rtol=1e-5)
+
+
+def test_inputs_of_one_shape_keep_the_order_of_their_keys():
+    second, first = keras.Input((6, 2), name="z"), keras.Input((6, 2), name="a")
+    found = layers.Flatten()(second**2 - first)
+    model = keras.Model(OrderedDict(z=second, a=first), found)
+    windows = {"z": WEATHER, "a": WEATHER + 1}
+    by_z = sensitivity.jacobian(model, windows, wrt="z").reshape(len(WEATHER), 12, 12)
+    by_a = sensitivity.jacobian(model, windows, wrt="a").reshape(len(WEATHER), 12, 12)
+    np.testing.assert_allclose(by_z, 2 * WEATHER.reshape(-1, 12, 1) * np.eye(12), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(by_a, np.broadcast_to(-np.eye(12), by_a.shape), atol=1e-6)
 
 
 def test_numbers_of_classes_are_an_input_that_is_no_source():

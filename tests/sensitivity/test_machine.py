@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,18 @@ def test_what_was_measured_a_moment_ago_is_not_measured_again(monkeypatch):
     assert [machine.recently(measure), machine.recently(measure)] == [5, 5]
     now[0] += 1.5
     assert machine.recently(measure) == 7
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not tell a process's memory")
+def test_resident_memory_is_told_after_its_file_was_closed_or_replaced(tmp_path):
+    status = Path("/proc/self/status").read_text()
+    known = int(status.partition("VmRSS:")[2].split()[0]) * 1024
+    assert 0.8 * known < machine.resident_memory() < 1.2 * known
+    file = machine._own_pages(os.getpid())
+    os.close(file)
+    assert 0.8 * known < machine.resident_memory() < 1.2 * known
+    (tmp_path / "empty").touch()
+    other = os.open(tmp_path / "empty", os.O_RDONLY)
+    os.dup2(other, machine._own_pages(os.getpid()))
+    os.close(other)
+    assert 0.8 * known < machine.resident_memory() < 1.2 * known

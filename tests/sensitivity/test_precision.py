@@ -95,9 +95,19 @@ def test_new_weights_are_taken_over():
     assert worst(before, after) > 0.1
 
 
+def test_a_model_of_half_precision_that_gets_a_layer_has_a_twin_with_it():
+    model = sequential(
+        SHAPE, layers.Flatten(), layers.Dense(3, dtype="mixed_float16"), layers.Dense(2, dtype="float32")
+    )
+    windows = np.random.default_rng(0).standard_normal((4, *SHAPE)).astype("float32")
+    before = sensitivity.jacobian(model, windows)
+    model.add(layers.Rescaling(3.0, dtype="float32"))
+    assert worst(sensitivity.jacobian(model, windows), 3 * before) < 1e-6
+
+
 def test_full_precision_is_taken_as_it_is():
     model = mixed_with_full("float32")
-    assert in_full_precision(model) is model
+    assert in_full_precision(model, {}) is model
     assert describe_call(model, SHAPE, of="output", dtype="float32").lost == ()
 
 
