@@ -117,7 +117,7 @@ def computed(
             result, others = _run(engine, product, source, beside, everything=report)
             if reused is None or found.is_right(source):
                 break
-            del result, others, reused, found, engine, own  # their memory is the next ones'
+            del result, others, reused, found, engine, own  # before others take as much memory
             request.store.forget()
         highest = peak()
     if product.name in ("jacobian", "vjp") and result.size and not result.flat[0] and not result.any():
@@ -325,7 +325,7 @@ def _run(
     """The product of all windows, and everything else that comes with it."""
     facts = engine.target.facts
     values: dict[str, np.ndarray] = {}
-    one_call = len(source) <= engine.setting.windows_per_call
+    one_call = len(source) * facts.points <= engine.setting.windows_per_call
     with contextlib.nullcontext(_not_shown) if one_call else progress_of_long(len(source)) as moved:
         for done, found in product.computed(engine, lambda part: (source[part], *beside(part)), len(source)):
             for name, array in found.items():
