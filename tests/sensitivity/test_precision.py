@@ -105,6 +105,24 @@ def test_a_model_of_half_precision_that_gets_a_layer_has_a_twin_with_it():
     assert worst(sensitivity.jacobian(model, windows), 3 * before) < 1e-6
 
 
+@keras.saving.register_keras_serializable("test_precision")
+class Remembering(layers.Layer):
+    """Keeps a number that neither its weights nor its configuration have."""
+
+    shift = 0.0
+
+    def call(self, inputs):
+        return inputs + self.shift
+
+
+def test_a_layer_whose_copy_forgets_a_number_is_not_cast():
+    model = sequential(SHAPE, Remembering(), layers.Flatten(), layers.Dense(2, "tanh"))
+    assert cast(model, "float64") is not model
+    model.layers[0].shift = 2.0
+    with pytest.raises(Refused, match="its copy's predictions are off by"):
+        cast(model, "float64")
+
+
 def test_full_precision_is_taken_as_it_is():
     model = mixed_with_full("float32")
     assert in_full_precision(model, {}) is model
