@@ -7,6 +7,7 @@ for first.
 from __future__ import annotations
 
 import hashlib
+import operator
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ class SavedModel(keras.Model):
         super().__init__(name="saved_model", dtype=dtypes[0] if dtypes else None)
         self.digest = digest
         self.batch: int | None = None
+        self.of_module: tuple[tf.Variable, ...] = ()
         self.inputs: list[keras.KerasTensor] = []
         self._restored, self._endpoint = restored, endpoint
         self._replay, self.bound = _replayed(endpoint)
@@ -149,7 +151,9 @@ def load_saved_model(path: Path, *, trust: bool = False) -> SavedModel:
 
 
 def as_model(given: Any) -> keras.Model:
-    """A Keras model as it is; anything else of TensorFlow's that is called with windows as one, once and for all."""
+    """A Keras model as it is; anything else of TensorFlow's that is called with windows as one, which is made once, and
+    again where a module has other variables than then.
+    """
     if isinstance(given, keras.Model):
         return given
     if isinstance(given, (str, Path)):
@@ -161,9 +165,11 @@ def as_model(given: Any) -> keras.Model:
             "or for a SavedModel tf.saved_model.load",
         )
     model = getattr(given, _ATTRIBUTE, None)
-    if model is None:
+    now = given.variables if isinstance(given, tf.Module) else ()
+    if model is None or len(now) != len(model.of_module) or any(map(operator.is_not, now, model.of_module)):
         model = SavedModel(given, _endpoint(given))
-        object.__setattr__(given, _ATTRIBUTE, model)  # past tracking: this is no part of what is saved
+        object.__setattr__(model, "of_module", now)  # past tracking, as below
+        object.__setattr__(given, _ATTRIBUTE, model)  # this is no part of what is saved
     return model
 
 

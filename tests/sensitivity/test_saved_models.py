@@ -286,6 +286,22 @@ def test_clipped_gradients_stay_clipped_window_by_window(clip, together, through
     assert any(reason in what for what in report.lost)
 
 
+def test_a_module_that_is_given_another_variable_is_looked_at_anew():
+    class Linear(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = tf.Variable([[1.0], [2.0]])
+
+        def __call__(self, windows):
+            return tf.tanh(tf.matmul(windows[:, -1], self.weight))
+
+    module, windows = Linear(), np.zeros((3, 4, 2), "float32")
+    for weight in ([1.0, 2.0], [3.0, 5.0]):
+        module.weight = tf.Variable(np.reshape(weight, (2, 1)).astype("float32"))
+        np.testing.assert_allclose(sensitivity.jacobian(module, windows)[:, 0, -1], [weight] * 3, rtol=1e-6)
+    assert len(module.variables) == 1
+
+
 def test_the_guides_own_case(tmp_path):
     class MyModule(tf.Module):
         @tf.function(input_signature=[tf.TensorSpec(None)])
