@@ -72,6 +72,7 @@ class View:
 def look(run: Run) -> View:
     """Shards done, failed and missing; rate and time left; workers and their settings; from records alone."""
     odd: list[Odd] = []
+    driver = owner(run.place)  # first: all that a driver commits, it commits before it is gone
     standing = stand(run, odd.append)
     failed, given_up, shown = 0, 0, []
     for failure in each_failure(run):
@@ -79,7 +80,7 @@ def look(run: Run) -> View:
             failed += 1
             given_up += failure.given_up
             shown += [_failure(failure)] if failed <= SHOWN else []
-    layout, tally, driver = run.layout, standing.tally, owner(run.place)
+    layout, tally = run.layout, standing.tally
     waiting = layout.shard_count - tally.shards - given_up
     lines = [
         ("run", str(run.place)),

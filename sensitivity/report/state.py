@@ -88,6 +88,7 @@ def name_of(run: Run) -> str:
 
 def state_of(run: Run) -> State:
     odd: list[Odd] = []
+    driver = owner(run.place)  # first: all that a driver commits, it commits before it is gone
     standing = stand(run, odd.append)
     failures: list[Failure] = []
     failed = given_up = 0
@@ -103,7 +104,7 @@ def state_of(run: Run) -> State:
         failed=given_up,
         missing=run.layout.windows - tally.windows - given_up,
     )
-    return State(run, standing, coverage, tuple(failures), failed, tuple(odd[:SHOWN]), owner(run.place))
+    return State(run, standing, coverage, tuple(failures), failed, tuple(odd[:SHOWN]), driver)
 
 
 def next_commands(state: State) -> list[tuple[str, str]]:

@@ -144,6 +144,17 @@ def test_status_watches_until_the_run_ends(write_job, tmp_path, held, monkeypatc
     assert "20 done, 0 failed, 0 missing, of 20" in watched.output
 
 
+def test_a_run_that_ends_while_it_is_looked_at_was_not_left(write_job, monkeypatch):
+    """A driver commits its last shard and is gone: whoever sees it gone has not missed that shard."""
+    run = run_job(Job.load(small_job(write_job)), How(serial=True)).run
+    asked = []
+    for name in ("stand", "owner"):
+        own = getattr(status, name)
+        monkeypatch.setattr(status, name, lambda *given, own=own, name=name: asked.append(name) or own(*given))
+    assert status.look(run).complete
+    assert asked == ["owner", "stand"]
+
+
 def test_status_of_a_run_that_was_left_says_how_to_go_on(write_job, tmp_path):
     file = small_job(write_job)
     assert run_job(Job.load(file), How(serial=True)).complete
