@@ -9,8 +9,8 @@ from typing import ParamSpec, TypeVar
 
 from .errors import Refused, RefusedTogether
 
-Given = ParamSpec("Given")
-Found = TypeVar("Found")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # What a job's keys are called as arguments; those of [sensitivity] have the same names.
 _ARGUMENTS = {
@@ -31,11 +31,11 @@ _KEY = re.compile(r"(?<![\w./])(?:sensitivity|model|series|windows|run)\.[a-z_]+
 _VALUES = {"= true": "= True", "= false": "= False"}
 
 
-def with_arguments_named(function: Callable[Given, Found]) -> Callable[Given, Found]:
+def with_arguments_named(function: Callable[P, R]) -> Callable[P, R]:
     """The function, whose refusals name its arguments, and none of a job file's keys."""
 
     @functools.wraps(function)
-    def named(*arguments: Given.args, **options: Given.kwargs) -> Found:
+    def named(*arguments: P.args, **options: P.kwargs) -> R:
         try:
             return function(*arguments, **options)
         except Refused as refusal:

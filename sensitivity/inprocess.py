@@ -285,6 +285,7 @@ class _Budget:
         return min(left, call_budget(left))
 
     def room(self, compiler: int) -> Room:
+        """Where trials run, with that for a call."""
         limit = None if self.limit is None else self.limit - self.result  # which is not there yet
         return Room(self.call(compiler), limit, has_gpu(), kind(recently(machine.cores)))
 
